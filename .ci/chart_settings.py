@@ -24,6 +24,7 @@ OVERRIDES: dict[str, Any] = {
     # Settings are environment variables, whose lists are separated by commas.
     "feedback_reject": {"type": "string", "pattern": "^[a-z_]+(,[a-z_]+)*$"},
     "served_log_exclude": {"type": "string"},
+    "feedback_dir": {"type": "string"},
     "served_log": {"type": "string"},
 }
 

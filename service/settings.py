@@ -120,7 +120,8 @@ class Settings(BaseModel):
         no_keys: Serve without API keys although other machines can reach the service.
         operations_port: Separate port for metrics and admin operations. Default: 8001 if other machines can reach the
             service, otherwise the service's port.
-        feedback_dir: Folder for the JSON lines of POST /v1/feedback. Without it that request returns 404.
+        feedback_dir: Folder for the JSON lines of POST /v1/feedback, or ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``.
+            Without it that request returns 404.
         feedback_max_bytes: Size at which a feedback file is closed.
         feedback_max_seconds: Age at which a feedback file is closed.
         feedback_max_total_bytes: Maximum size of all files in the feedback folder. Beyond it feedback is rejected with

@@ -114,9 +114,12 @@ def add_loop_commands(commands: Any, command: AddCommand) -> None:
     forget.add_argument("--repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; for --to")
     _add_store(forget, "model whose keys are removed from the store (default: all models of the repository)")
 
-    collect = command("collect", "copy the files of a served log from a Kafka topic to a folder")
+    collect = command("collect", "copy a served log or feedback from a Kafka topic to a folder")
     collect.add_argument(
-        "topic", type=kafka_address, metavar="TOPIC", help="kafka://HOST:PORT[,HOST:PORT]/TOPIC; setting served_log"
+        "topic",
+        type=kafka_address,
+        metavar="TOPIC",
+        help="kafka://HOST:PORT[,HOST:PORT]/TOPIC; setting served_log or feedback_dir",
     )
     collect.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder of the files, for 'ranker join'")
     collect.add_argument(

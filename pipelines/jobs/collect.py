@@ -1,16 +1,18 @@
-"""``ranker collect``: copies the files of a served log from a Kafka topic to a folder."""
+"""``ranker collect``: copies a served log or feedback from a Kafka topic to a folder."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -19,26 +21,33 @@ from confluent_kafka import (
 )
 
 from pipelines.console import print_status
+from pipelines.loop.collected_feedback import CollectedFeedback
 from ranking.artifacts.atomic_files import os_error_text, remove_drafts, replaced_file
 from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.log_names import FEEDBACK
 from ranking.errors import LogError, OutputError
 from ranking.served_log.schema import METADATA_KEY
 
 FILE_NAME = re.compile(r"served-[0-9A-Za-z-]{1,200}\.parquet")
-"""Key of a message: the name of its file."""
+"""Key of a message of a served log: the name of its file."""
 TIMEOUT_SECONDS = 10.0
 """Maximum seconds for one operation of the cluster."""
 SILENCE_SECONDS = 30.0
 """Maximum seconds without a message before the end of the topic, unless new files are awaited."""
 POLL_SECONDS = 0.5
 """Maximum seconds until a request to stop is noticed."""
+FEEDBACK_SECONDS = 60.0
+"""Seconds of feedback that become one file, unless its messages are many or the collection ends."""
+LATE = timedelta(seconds=30)
+"""Time after its arrival at the service until which feedback is in the topic, or was not acknowledged."""
 
 
 def collect(topic: KafkaAddress, folder: Path, group: str, stop: threading.Event | None = None) -> int:
-    """Write each message to the file that its key names, and then commit its offset.
+    """Write messages to files, and then commit their offsets.
 
-    A file that exists is kept: names are unique and files never change. So a collection that was interrupted before it
-    committed an offset can be repeated.
+    A message of a served log is a file; one that exists is kept: names are unique and files never change. Messages of
+    feedback are merged to files, see ``CollectedFeedback``. So a collection that was interrupted before it committed an
+    offset can be repeated.
 
     Args:
         topic: topic that the service writes.
@@ -50,7 +59,7 @@ def collect(topic: KafkaAddress, folder: Path, group: str, stop: threading.Event
         The number of files that were written.
 
     Raises:
-        LogError: the topic cannot be read, or a message is not a file of a served log.
+        LogError: the topic cannot be read, or a message is neither a served log nor feedback.
         OutputError: a file cannot be written.
     """
     try:
@@ -84,9 +93,14 @@ class _Collector:
 
     def __init__(self, consumer: Consumer, topic: KafkaAddress, folder: Path) -> None:
         self._consumer, self._topic, self._folder = consumer, topic, folder
-        self._unread = {partition.partition for partition in self._assign()}
+        self._feedback = CollectedFeedback(folder, topic.topic)
+        self._read_until: dict[int, datetime] = {}  # time of the last message of each partition
+        self._next_offsets: dict[int, int] = {}
+        self._assign()
+        self._unread = set(self._next_offsets)
+        self._files = 0
 
-    def _assign(self) -> list[TopicPartition]:
+    def _assign(self) -> None:
         """Continue each partition after its last committed message."""
         try:
             topic = self._consumer.list_topics(self._topic.topic, timeout=TIMEOUT_SECONDS).topics[self._topic.topic]
@@ -106,18 +120,20 @@ class _Collector:
                     f"{self._topic}, partition {partition.partition}: the topic deleted messages {partition.offset} to "
                     f"{first - 1} before they were collected; raise its retention"
                 )
+            self._next_offsets[partition.partition] = max(partition.offset, first)
             if partition.offset < first:
                 partition.offset = OFFSET_BEGINNING
         self._consumer.assign(committed)
-        return committed
 
     def run(self, stop: threading.Event | None) -> int:
         """Collect until ``stop`` is set, or without it until the end of the topic; return the number of files."""
         remove_drafts(self._folder)
-        files = 0
-        last = time.monotonic()
+        last = written = time.monotonic()
         while self._unread if stop is None else not stop.is_set():
             message = self._consumer.poll(POLL_SECONDS)
+            if self._feedback.is_full or time.monotonic() - written > FEEDBACK_SECONDS:
+                self._write_feedback()
+                written = time.monotonic()
             if message is None or (message.error() is not None and message.error().retriable()):
                 if stop is None and time.monotonic() - last > SILENCE_SECONDS:
                     raise LogError(
@@ -127,43 +143,91 @@ class _Collector:
                 continue
             last = time.monotonic()
             if message.error() is None:
-                files += self._write(message)
-                self._consumer.commit(message, asynchronous=False)
+                self._collect(message)
             elif message.error().code() == KafkaError._PARTITION_EOF:
                 self._unread.discard(message.partition())
+                self._next_offsets[message.partition()] = message.offset()
             elif stop is None or message.error().fatal():
                 raise KafkaException(message.error())
             else:
                 print_status(f"{self._topic}: {message.error().str()}")  # the client connects again
-        return files
+        self._write_feedback()
+        return self._files
 
-    def _write(self, message: Message) -> bool:
-        """Write the file of a message; return whether it is new."""
-        file = self._folder / self._check(message)
+    def _collect(self, message: Message) -> None:
+        """Write the file of a message, or keep its feedback for the next one.
+
+        Raises:
+            LogError: the message is neither a file of a served log nor feedback; those before it are written.
+        """
+        partition, offset = message.partition(), message.offset()
+        name, content = (message.key() or b"").decode(errors="replace"), message.value() or b""
+        is_feedback = FEEDBACK.parse(name) is not None and content.startswith(b"{") and content.endswith(b"}\n")
+        if is_feedback:
+            kind, milliseconds = message.timestamp()
+            known = kind != TIMESTAMP_NOT_AVAILABLE
+            created = datetime.fromtimestamp(milliseconds / 1000, UTC) if known else datetime.now(UTC)
+            if not self._feedback.is_used:
+                self._feedback.mark(created - LATE)
+            self._feedback.add(partition, offset, created, content)
+            self._read_until[partition] = created
+        else:
+            if self._feedback.is_waiting:
+                self._write_feedback()
+            if FILE_NAME.fullmatch(name) is None or not _is_served(content):
+                raise LogError(
+                    f"{self._topic}, partition {partition}, offset {offset}: the message is neither a file of a served "
+                    "log nor feedback; use a topic that only the service writes, or set the group's offset to "
+                    f"{offset + 1} to skip the message"
+                )
+            self._files += self._write_served(name, content)
+            self._consumer.commit(message, asynchronous=False)
+        self._next_offsets[partition] = offset + 1
+
+    def _write_served(self, name: str, content: bytes) -> bool:
+        """Write a file of a served log; return whether it is new."""
+        file = self._folder / name
         if file.exists():
             return False
         try:
             with replaced_file(file, 0o640) as stream:
-                stream.write(message.value())
+                stream.write(content)
         except OSError as error:
             raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
         return True
 
-    def _check(self, message: Message) -> str:
-        """Return the name of a message's file.
-
-        Raises:
-            LogError: the message is not a file of a served log.
-        """
-        where = f"{self._topic}, partition {message.partition()}, offset {message.offset()}"
-        name = (message.key() or b"").decode(errors="replace")
-        try:
-            metadata = pq.read_schema(pa.BufferReader(message.value() or b"")).metadata or {}
-        except (pa.ArrowException, OSError):
-            metadata = {}
-        if METADATA_KEY not in metadata or FILE_NAME.fullmatch(name) is None:
-            raise LogError(
-                f"{where}: the message is not a file of a served log; use a topic that only the service writes, or set "
-                f"the group's offset to {message.offset() + 1} to skip the message"
+    def _write_feedback(self) -> None:
+        """Write the feedback that was read, commit its offsets, and mark until when it is complete."""
+        files, offsets = self._feedback.write()
+        self._files += files
+        if offsets:
+            self._consumer.commit(
+                offsets=[TopicPartition(self._topic.topic, number, last + 1) for number, last in offsets.items()],
+                asynchronous=False,
             )
-        return name
+        if self._feedback.is_used and (until := self._complete_until()) is not None:
+            self._feedback.mark(until)
+
+    def _complete_until(self) -> datetime | None:
+        """Return the time until which all feedback was read; None if that is not known."""
+        times = []
+        for number, offset in self._next_offsets.items():
+            now = datetime.now(UTC)
+            try:
+                _, end = self._consumer.get_watermark_offsets(
+                    TopicPartition(self._topic.topic, number), timeout=TIMEOUT_SECONDS
+                )
+            except KafkaException as error:  # the client connects again
+                print_status(f"{self._topic}: {error.args[0].str()}")
+                return None
+            times.append(now if offset >= end else self._read_until.get(number))
+        known = [time for time in times if time is not None]
+        return min(known) - LATE if known and len(known) == len(times) else None
+
+
+def _is_served(content: bytes) -> bool:
+    """Return whether a message is a file of a served log."""
+    try:
+        return METADATA_KEY in (pq.read_schema(pa.BufferReader(content)).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False

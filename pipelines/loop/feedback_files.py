@@ -35,13 +35,14 @@ def find_feedback_files(folder: Path) -> list[Path]:
 
 
 def oldest_unfinished(folder: Path) -> datetime | None:
-    """Return the time since which feedback may be in an unfinished file; None if there is none.
+    """Return the time since which feedback may be in an unfinished file, or in a Kafka topic; None if there is none.
 
     Raises:
         LogError: the folder does not exist or cannot be read.
     """
-    times = [name.created for _, name in _files(folder) if not name.finished and name.created is not None]
-    return min(times, default=None)
+    # Listed twice: a folder that is listed while ``ranker collect`` replaces its mark may show neither of the two.
+    files = [name for _ in range(2) for _, name in _files(folder)]
+    return min((name.created for name in files if not name.finished and name.created is not None), default=None)
 
 
 def read_events(connection: DuckDBPyConnection, files: list[Path], work: Path) -> dict[Path, str]:

@@ -161,7 +161,7 @@ def objects_of(variant: str) -> dict[str, dict[str, Any]]:
 
 
 def pod_templates(variant: str) -> dict[str, dict[str, Any]]:
-    """Pod templates by role: ``serving``, ``daily``, ``follow``, ``collect``, ``Master`` or ``Worker``."""
+    """Pod templates by role: ``serving``, ``daily``, ``follow``, ``collect``, ``collect-feedback``, ``Master`` …"""
     templates = {}
     for manifest in objects_of(variant).values():
         if manifest["kind"] == "Deployment":
@@ -395,18 +395,23 @@ def test_pods_of_the_loop_use_the_folders_and_keys_of_the_service(tmp_path: Path
         follow_container = container_of(variant, "follow")
         daily, load = parse(daily_words[1:]), parse(load_words[1:])
         follow = parse(follow_container["command"][1:] + follow_container["args"])
-        assert daily.feedback == follow.feedback == Path(settings["RANKER_FEEDBACK_DIR"])
+        assert daily.feedback == follow.feedback
         assert daily.served == follow.served
         assert load.prefix == follow.prefix == settings.get("RANKER_STORE_PREFIX", "ranker")
         assert load.model == follow.model == (VARIANTS[variant]["training"].get("model") or None)
         assert follow.metrics_port == follow_container["ports"][0]["containerPort"]
         if variant == "loop":
             assert daily.served == Path(settings["RANKER_SERVED_LOG"])
+            assert daily.feedback == Path(settings["RANKER_FEEDBACK_DIR"])
         else:
-            container = container_of(variant, "collect")
-            collect = parse(container["command"][1:] + container["args"])
-            assert str(collect.topic) == settings["RANKER_SERVED_LOG"]
-            assert collect.to == daily.served
+            for role, name, folder in (
+                ("collect", "SERVED_LOG", daily.served),
+                ("collect-feedback", "FEEDBACK_DIR", daily.feedback),
+            ):
+                container = container_of(variant, role)
+                collect = parse(container["command"][1:] + container["args"])
+                assert str(collect.topic) == settings[f"RANKER_{name}"]
+                assert collect.to == folder
         claims: dict[str, set[str]] = {}
         for role in pod_templates(variant):
             spec = pod_templates(variant)[role]["spec"]
@@ -427,9 +432,9 @@ def test_files_are_written_only_where_a_pod_has_to() -> None:
             for mount in container_of(variant, role)["volumeMounts"]:
                 if mount["name"] in writers[variant] and not mount.get("readOnly"):
                     writers[variant][mount["name"]].add(role)
-    shared = {"feedback": {"serving", "daily"}, "repository": {"daily"}}
-    assert writers["loop"] == shared | {"served": {"serving"}}
-    assert writers["kafka"] == shared | {"served": {"collect", "daily"}}
+    jobs = {"repository": {"daily"}}
+    assert writers["loop"] == jobs | {"served": {"serving"}, "feedback": {"serving", "daily"}}
+    assert writers["kafka"] == jobs | {"served": {"collect", "daily"}, "feedback": {"collect-feedback", "daily"}}
 
 
 def test_daily_job_deletes_old_files_that_no_service_deletes(tmp_path: Path) -> None:
@@ -543,12 +548,17 @@ def test_feedback_volume_is_mounted_writable_at_feedback_dir() -> None:
             {"feedback": {"enabled": True}, "settings": {"feedback_dir": "/data"}},
             "settings.feedback_dir: feedback.enabled",
         ),
+        (
+            {"feedback": {"kafka": "kafka://b:9092/t", "emptyDir": True}},
+            "set either feedback.kafka or feedback.emptyDir",
+        ),
         ({"feedback": {"claim": "mine", "emptyDir": True}}, "set either feedback.claim or feedback.emptyDir"),
         (
             {"servedLog": {"enabled": True}, "settings": {"served_log": "/data"}},
             "settings.served_log: servedLog.enabled determines it",
         ),
         ({"servedLog": {"kafka": "broker:9092/served"}}, "/servedLog/kafka"),
+        ({"feedback": {"kafka": "kafka://broker/feedback"}}, "/feedback/kafka"),
         ({"servedLog": {"size": "10"}}, "/servedLog/size"),
         ({"training": {"daily": {"window": "1 day"}}}, "/training/daily/window"),
         ({"training": {"daily": {"keepDays": 0}}}, "/training/daily/keepDays"),

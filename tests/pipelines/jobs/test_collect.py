@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.cli.main import main
+from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished
 from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.log_names import FEEDBACK
 from tests.support.kafka_broker import KafkaBroker, kafka_broker
 from tests.support.loop_folders import LoopFolders
 from tests.support.ports import HOST, free_port
@@ -101,8 +108,8 @@ def test_follow_waits_for_new_files_until_sigterm(
     assert json.loads(output) == {"files": 3}
 
 
-@pytest.mark.parametrize("key", ["other.parquet", "served-../x.parquet", "", "served-1.parquet"])
-def test_message_that_is_not_a_served_file_stops_with_its_position(
+@pytest.mark.parametrize("key", ["other.parquet", "served-../x.parquet", "", "served-1.parquet", "feedback-1.jsonl"])
+def test_message_of_another_program_stops_with_its_position(
     broker: KafkaBroker,
     files: list[tuple[str, bytes]],
     tmp_path: Path,
@@ -110,12 +117,12 @@ def test_message_that_is_not_a_served_file_stops_with_its_position(
     key: str,
 ) -> None:
     address, out = broker.create_topic(f"other-{abs(hash(key))}"), tmp_path / "out"
-    value = b"not Parquet" if key == "served-1.parquet" else files[1][1]
+    value = b"not Parquet" if key.endswith(("1.parquet", "1.jsonl")) else files[1][1]
     broker.send(KafkaAddress.parse(address).topic, files[0], (key, value), files[2])
     for _ in range(2):  # the message is not skipped
         assert main(["collect", address, "--to", str(out), "--group", "g"]) == 1
         error = capsys.readouterr().err
-        assert f"{address}, partition 0, offset 1: the message is not a file of a served log" in error
+        assert f"{address}, partition 0, offset 1: the message is neither a file of a served log nor feedback" in error
         assert "set the group's offset to 2" in error
         assert error.count("\n") == 1
         assert collected(out) == files[:1]
@@ -155,3 +162,96 @@ def test_missing_client_is_an_error_that_names_the_extra(
     monkeypatch.delitem(sys.modules, "pipelines.jobs.collect", raising=False)
     assert main(["collect", "kafka://broker:9092/served", "--to", str(tmp_path)]) == 1
     assert "pip install 'dselect-ranker[kafka]'" in capsys.readouterr().err
+
+
+def lines_of(folder: Path) -> list[bytes]:
+    return [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_bytes().splitlines()]
+
+
+def marks(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.part"))
+
+
+def feedback(*numbers: int) -> list[tuple[str, bytes]]:
+    """Return messages of feedback with one line each."""
+    return [(FEEDBACK.new("shop"), b'{"request_id": "r%d"}\n' % number) for number in numbers]
+
+
+def test_feedback_is_merged_to_a_file_and_marked_as_complete(
+    broker: KafkaBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, out, start = broker.create_topic("feedback"), tmp_path / "out", datetime.now(UTC)
+    command = ["collect", address, "--to", str(out)]
+    broker.send("feedback", *feedback(*range(5)))
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {"files": 1}
+    (file,) = find_feedback_files(out)
+    assert re.fullmatch(r"feedback-\d{8}T\d{6}Z-feedback-0-0-4\.jsonl", file.name)
+    assert lines_of(out) == [b'{"request_id": "r%d"}' % number for number in range(5)]
+    complete = oldest_unfinished(out)
+    assert complete is not None
+    assert start - timedelta(seconds=60) < complete < datetime.now(UTC)
+    broker.send("feedback", *feedback(5))
+    assert main(command) == 0
+    assert len(lines_of(out)) == 6
+    assert len(marks(out)) == 1
+
+
+def test_feedback_collected_by_a_command_that_was_killed_before_the_commit_is_not_repeated(
+    broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines.jobs import collect as job
+
+    class Killed(BaseException):
+        pass
+
+    class KilledConsumer(job.Consumer):  # type: ignore[misc]
+        def commit(self, *_: Any, **__: Any) -> None:
+            raise Killed
+
+    address = KafkaAddress.parse(broker.create_topic("feedback-killed"))
+    broker.send("feedback-killed", *feedback(0, 1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "Consumer", KilledConsumer)
+        with pytest.raises(Killed):
+            job.collect(address, tmp_path, "killed")
+    assert len(lines_of(tmp_path)) == 3
+    (mark,) = marks(tmp_path)
+    broker.send("feedback-killed", *feedback(3))
+    assert job.collect(address, tmp_path, "killed") == 1
+    assert lines_of(tmp_path) == [b'{"request_id": "r%d"}' % number for number in range(4)]
+    assert mark < marks(tmp_path)[0]
+
+
+def test_mark_advances_while_no_feedback_arrives_and_stays_while_the_server_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines.jobs import collect as job
+
+    monkeypatch.setattr(job, "FEEDBACK_SECONDS", 0.1)
+    monkeypatch.setattr(job, "TIMEOUT_SECONDS", 1.0)
+    stop = threading.Event()
+    with kafka_broker() as broker, ThreadPoolExecutor(1) as pool:
+        address = KafkaAddress.parse(broker.create_topic("idle"))
+        broker.send("idle", *feedback(0))
+        collection = pool.submit(job.collect, address, tmp_path, "idle", stop)
+        try:
+            wait_until(lambda: lines_of(tmp_path), "the feedback is collected")
+            (first,) = marks(tmp_path)
+            wait_until(lambda: len(marks(tmp_path)) == 1 and marks(tmp_path)[0] > first, "the mark advances")
+            broker.stop()
+            time.sleep(1.5)  # until a query of the end of the topic fails
+            stopped = oldest_unfinished(tmp_path)
+            time.sleep(2.0)
+            assert oldest_unfinished(tmp_path) == stopped
+        finally:
+            stop.set()
+        assert collection.result(TIMEOUT_SECONDS) == 1
+
+
+def test_feedback_before_a_message_of_another_program_is_written(broker: KafkaBroker, tmp_path: Path) -> None:
+    address = broker.create_topic("feedback-other")
+    broker.send("feedback-other", *feedback(0), ("other", b"content"))
+    assert main(["collect", address, "--to", str(tmp_path)]) == 1
+    assert len(lines_of(tmp_path)) == 1
+    assert len(marks(tmp_path)) == 1

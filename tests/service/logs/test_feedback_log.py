@@ -188,6 +188,30 @@ def test_one_key_takes_at_most_half_of_the_queue(
     assert [isinstance(result, FeedbackQueueFullError) for result in results] == [False] * 5 + [True] * 3 + [False] * 3
 
 
+def test_requests_that_arrive_during_a_write_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_disk: SlowDisk
+) -> None:
+    write_slowly, writes = RotatingFiles.write, []
+
+    def counted_write(files: RotatingFiles, content: bytes, key: str | None = None) -> None:
+        writes.append(content)
+        write_slowly(files, content, key)
+
+    async def scenario(writer: FeedbackLog) -> None:
+        first = asyncio.create_task(write(writer, b"first\n"))
+        await asyncio.to_thread(slow_disk.entered.wait, TIMEOUT_SECONDS)
+        later = [asyncio.create_task(write(writer, b"%d\n" % number)) for number in range(20)]
+        await asyncio.sleep(0)
+        slow_disk.released.set()
+        await asyncio.gather(first, *later)
+
+    monkeypatch.setattr(RotatingFiles, "write", counted_write)
+    with started_writer(tmp_path) as writer:
+        asyncio.run(scenario(writer))
+    assert writes == [b"first\n", b"".join(b"%d\n" % number for number in range(20))]
+    assert contents(tmp_path) == b"".join(writes)
+
+
 def test_write_to_a_hung_disk_fails_in_time_and_is_not_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_disk: SlowDisk, caplog: pytest.LogCaptureFixture
 ) -> None:

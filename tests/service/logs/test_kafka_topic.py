@@ -1,14 +1,15 @@
-"""The served log in a Kafka topic: the same rows as in a folder, failures of the broker, and limits of messages."""
+"""Logs in a Kafka topic: the same rows as in a folder, failures of the broker, and limits of messages."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,10 @@ def collected(address: str, folder: Path) -> int:
     return collect(KafkaAddress.parse(address), folder, "test")
 
 
-def joined_rows(served: Path, folder: Path) -> list[dict[str, Any]]:
-    feedback = folder / "feedback"
-    feedback.mkdir(parents=True)
+def joined_rows(served: Path, folder: Path, feedback: Path | None = None) -> list[dict[str, Any]]:
+    if feedback is None:
+        feedback = folder / "feedback"
+        feedback.mkdir(parents=True)
     join(LoopSources(served, feedback), folder / "log", 3600)
     files = (folder / "log").glob("run-*/day=*/*.parquet")
     rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
@@ -79,6 +81,60 @@ def test_collected_topic_joins_to_the_same_rows_as_a_folder(
     rows = joined_rows(tmp_path / "topic", tmp_path / "a")
     assert rows == joined_rows(tmp_path / "folder", tmp_path / "b")
     assert len(rows) == 40
+
+
+def test_feedback_of_a_collected_topic_labels_the_same_rows_as_that_of_a_folder(
+    broker: KafkaBroker, repository: Path, tmp_path: Path
+) -> None:
+    served, shown = tmp_path / "served", datetime.now(UTC) - timedelta(hours=2)
+    for target in (broker.create_topic("feedback", partitions=2), tmp_path / "folder"):
+        shutil.rmtree(served, ignore_errors=True)
+        with client_of(repository, served, feedback_dir=target) as client:
+            for number in range(20):
+                rank(client, BODY | {"time": shown.isoformat()}, request_id=f"r{number}")
+                event = {"item": "v1", "labels": {"click": number % 2}, "time": shown.isoformat()}
+                response = client.post("/v1/feedback", json={"request_id": f"r{number}", "events": [event]})
+                assert (response.status_code, response.json()) == (202, {"accepted": 1})
+    assert collected(f"kafka://{broker.server}/feedback", tmp_path / "topic") >= 1
+    rows = joined_rows(served, tmp_path / "b", tmp_path / "folder")
+    assert sum(row["click"] or 0 for row in rows) == 10
+    assert joined_rows(served, tmp_path / "a", tmp_path / "topic") == rows
+
+
+@pytest.mark.system
+def test_feedback_without_a_broker_is_answered_503_and_with_it_202(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka = pytest.importorskip("service.logs.kafka_topic")
+    monkeypatch.setattr(kafka, "DELIVERY_SECONDS", 1.0)
+    body = {"request_id": "r", "events": [{"item": "v1", "labels": {"click": 1}}]}
+    with kafka_broker() as broker:
+        address = broker.create_topic("feedback")
+        with client_of(repository, tmp_path / "served", feedback_dir=address) as client:
+            broker.stop()
+            response = client.post("/v1/feedback", json=body)
+            assert (response.status_code, response.headers["Retry-After"]) == (503, "10")
+            assert metrics_of(client)["ranker_feedback_failures_total,operation=write"] == 1
+            broker.start()
+            broker.create_topic("feedback")
+            wait_until(lambda: client.post("/v1/feedback", json=body).status_code == 202)
+    (line,) = [message for message in caplog.messages if message.startswith("feedback cannot be written")]
+    assert f"{address}: not acknowledged within 1 s" in line
+
+
+def test_feedback_larger_than_a_message_is_answered_413(
+    broker: KafkaBroker, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = pytest.importorskip("service.logs.kafka_topic")
+    monkeypatch.setattr(kafka, "MAX_REQUEST_BYTES", 1_000)
+    address = broker.create_topic("large-feedback")
+    events = [{"item": f"v{number}", "labels": {"click": 1}} for number in range(40)]
+    with client_of(repository, tmp_path / "served", feedback_dir=address) as client:
+        response = client.post("/v1/feedback", json={"request_id": "r", "events": events})
+        assert response.status_code == 413
+        assert "exceed 1000, a Kafka message: send fewer events at a time" in response.json()["detail"]
+        assert client.post("/v1/feedback", json={"request_id": "r", "events": events[:5]}).status_code == 202
+        assert metrics_of(client)["ranker_feedback_events_total,outcome=rejected,reason=too_large"] == 40
 
 
 @pytest.mark.system

@@ -1,0 +1,144 @@
+"""Feedback of a Kafka topic in a folder: messages are merged to files, and a mark says until when they are complete."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from ranking.artifacts.atomic_files import os_error_text, replaced_file
+from ranking.artifacts.log_names import FEEDBACK, PART_SUFFIX
+from ranking.errors import OutputError
+
+MAX_BYTES = 64 * 1024 * 1024
+"""Size of the messages that wait for the next files."""
+
+
+@dataclass
+class _Batch:
+    """Messages of one partition that become a file.
+
+    Attributes:
+        created: time of the first message.
+        first: its offset.
+        last: offset of the last message.
+        contents: their lines.
+    """
+
+    created: datetime
+    first: int
+    last: int
+    contents: list[bytes] = field(default_factory=list)
+
+
+class CollectedFeedback:
+    """The files of a topic.
+
+    The name of a file, ``feedback-TIME-TOPIC-PARTITION-FIRST-LAST.jsonl``, has the offsets of its messages. If a
+    collection ends after it wrote a file, and before it committed the offsets, the next one recognizes the file.
+
+    The mark is an empty unfinished file, ``feedback-TIME-TOPIC.jsonl.part``: feedback since that time may still be in
+    the topic, as that of an unfinished file of the service may not be read yet.
+
+    Args:
+        folder: the folder.
+        topic: name of the topic.
+    """
+
+    def __init__(self, folder: Path, topic: str) -> None:
+        self._folder, self._topic = folder, topic
+        self._batches: dict[int, _Batch] = {}
+        self._written: dict[int, int] = {}  # by partition, last offset in files of an earlier collection
+        self._bytes = 0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the topic has had messages."""
+        return bool(self._written or self._marks())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether messages wait for files."""
+        return bool(self._batches)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough messages wait for files."""
+        return self._bytes >= MAX_BYTES
+
+    def add(self, partition: int, offset: int, time: datetime, content: bytes) -> None:
+        """Add a message; one that an earlier collection wrote is left out."""
+        batch = self._batches.setdefault(partition, _Batch(time, offset, offset))
+        batch.last = offset
+        if not batch.contents and offset > self._written.get(partition, -1):
+            self._written[partition] = self._find_last(partition, offset, time)
+            batch.created, batch.first = time, offset
+        if offset > self._written[partition]:
+            batch.contents.append(content)
+            self._bytes += len(content)
+
+    def write(self) -> tuple[int, Mapping[int, int]]:
+        """Write a file for each partition.
+
+        Returns:
+            The number of files, and the last offset of each partition with new messages.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        files = 0
+        for partition, batch in self._batches.items():
+            if batch.contents:
+                self._write(f"{self._start(partition, batch.first, batch.created)}-{batch.last}", batch.contents)
+                files += 1
+        offsets = {partition: batch.last for partition, batch in self._batches.items()}
+        self._batches, self._bytes = {}, 0
+        return files, offsets
+
+    def mark(self, until: datetime) -> None:
+        """Declare the feedback until a time as complete, unless it is complete until a later one.
+
+        Raises:
+            OutputError: the mark cannot be written.
+        """
+        marks = self._marks()
+        until = max([until, *marks.values()])
+        mark = self._folder / f"{FEEDBACK.start(until)}-{self._topic}{FEEDBACK.suffix}{PART_SUFFIX}"
+        try:
+            mark.touch(0o640)
+            for earlier in marks.keys() - {mark}:
+                earlier.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"{mark}: cannot be written ({os_error_text(error)})") from None
+
+    def _start(self, partition: int, first: int, created: datetime) -> str:
+        return f"{FEEDBACK.start(created)}-{self._topic}-{partition}-{first}"
+
+    def _write(self, name: str, contents: list[bytes]) -> None:
+        file = self._folder / f"{name}{FEEDBACK.suffix}"
+        try:
+            with replaced_file(file, 0o640) as stream:
+                stream.writelines(contents)
+        except OSError as error:
+            raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
+
+    def _find_last(self, partition: int, offset: int, time: datetime) -> int:
+        """Return the last offset of a file that begins with a message; -1 if there is none.
+
+        The time distinguishes the topic from an earlier one of the same name.
+        """
+        pattern = re.compile(rf"{re.escape(self._start(partition, offset, time))}-(\d+){re.escape(FEEDBACK.suffix)}")
+        names = [pattern.fullmatch(path.name) for path in self._folder.iterdir()]
+        return max((int(name[1]) for name in names if name is not None), default=-1)
+
+    def _marks(self) -> dict[Path, datetime]:
+        """Return the marks of the topic and their times; there are two if a process ended while it replaced one."""
+        end = f"-{self._topic}{FEEDBACK.suffix}{PART_SUFFIX}"
+        names = {path: FEEDBACK.parse(path.name) for path in self._folder.iterdir() if path.name.endswith(end)}
+        return {
+            path: name.created
+            for path, name in names.items()
+            if name is not None and name.created is not None and path.name == FEEDBACK.start(name.created) + end
+        }
