@@ -236,6 +236,12 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _check_topics(self) -> Settings:
+        if isinstance(self.served_log, KafkaAddress) and self.served_log == self.feedback_dir:
+            raise ValueError(f"served_log and feedback_dir are both {self.served_log}: use a topic for each")
+        return self
+
+    @model_validator(mode="after")
     def _check_keys(self) -> Settings:
         if self.keys is not None and self.no_keys:
             raise ValueError("keys and no_keys are mutually exclusive; set only one")

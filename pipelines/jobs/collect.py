@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -114,15 +113,20 @@ class _Collector:
         partitions = [TopicPartition(self._topic.topic, number) for number in topic.partitions]
         committed: list[TopicPartition] = self._consumer.committed(partitions, timeout=TIMEOUT_SECONDS)
         for partition in committed:
-            first, _ = self._consumer.get_watermark_offsets(partition, timeout=TIMEOUT_SECONDS)
+            first, end = self._consumer.get_watermark_offsets(partition, timeout=TIMEOUT_SECONDS)
             if 0 <= partition.offset < first:
                 print_status(
                     f"{self._topic}, partition {partition.partition}: the topic deleted messages {partition.offset} to "
                     f"{first - 1} before they were collected; raise its retention"
                 )
-            self._next_offsets[partition.partition] = max(partition.offset, first)
-            if partition.offset < first:
+            if partition.offset > end:
+                print_status(
+                    f"{self._topic}, partition {partition.partition}: ends at {end}, before the committed offset "
+                    f"{partition.offset}: the topic was created again, and is read from its start"
+                )
+            if not first <= partition.offset <= end:
                 partition.offset = OFFSET_BEGINNING
+            self._next_offsets[partition.partition] = max(partition.offset, first)
         self._consumer.assign(committed)
 
     def run(self, stop: threading.Event | None) -> int:
@@ -164,11 +168,10 @@ class _Collector:
         name, content = (message.key() or b"").decode(errors="replace"), message.value() or b""
         is_feedback = FEEDBACK.parse(name) is not None and content.startswith(b"{") and content.endswith(b"}\n")
         if is_feedback:
-            kind, milliseconds = message.timestamp()
-            known = kind != TIMESTAMP_NOT_AVAILABLE
-            created = datetime.fromtimestamp(milliseconds / 1000, UTC) if known else datetime.now(UTC)
+            _, milliseconds = message.timestamp()
+            created = datetime.fromtimestamp(milliseconds / 1000, UTC)
             if not self._feedback.is_used:
-                self._feedback.mark(created - LATE)
+                self._feedback.mark(datetime.fromtimestamp(0, UTC))  # until the end of all partitions is known
             self._feedback.add(partition, offset, created, content)
             self._read_until[partition] = created
         else:
@@ -209,20 +212,25 @@ class _Collector:
             self._feedback.mark(until)
 
     def _complete_until(self) -> datetime | None:
-        """Return the time until which all feedback was read; None if that is not known."""
+        """Return the time until which all feedback was read; None if that is not known.
+
+        Raises:
+            LogError: the topic has got more partitions, which are not read.
+        """
         times = []
-        for number, offset in self._next_offsets.items():
-            now = datetime.now(UTC)
-            try:
-                _, end = self._consumer.get_watermark_offsets(
-                    TopicPartition(self._topic.topic, number), timeout=TIMEOUT_SECONDS
-                )
-            except KafkaException as error:  # the client connects again
-                print_status(f"{self._topic}: {error.args[0].str()}")
-                return None
-            times.append(now if offset >= end else self._read_until.get(number))
+        try:
+            topic = self._consumer.list_topics(self._topic.topic, timeout=TIMEOUT_SECONDS).topics[self._topic.topic]
+            for number, offset in self._next_offsets.items():
+                now, partition = datetime.now(UTC), TopicPartition(self._topic.topic, number)
+                _, end = self._consumer.get_watermark_offsets(partition, timeout=TIMEOUT_SECONDS)
+                times.append(now if offset == end else self._read_until.get(number))
+        except KafkaException as error:  # the client connects again
+            print_status(f"{self._topic}: {error.args[0].str()}")
+            return None
+        if len(topic.partitions) > len(self._next_offsets):
+            raise LogError(f"{self._topic}: has {len(topic.partitions)} partitions now; start the command again")
         known = [time for time in times if time is not None]
-        return min(known) - LATE if known and len(known) == len(times) else None
+        return min(known) - LATE if len(known) == len(times) else None
 
 
 def _is_served(content: bytes) -> bool:

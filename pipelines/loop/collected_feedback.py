@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from ranking.errors import OutputError
 
 MAX_BYTES = 64 * 1024 * 1024
 """Size of the messages that wait for the next files."""
+NONE = -math.inf
+"""Last offset in files of an earlier collection, when there are none or all its messages were repeated."""
 
 
 @dataclass
@@ -50,13 +53,13 @@ class CollectedFeedback:
     def __init__(self, folder: Path, topic: str) -> None:
         self._folder, self._topic = folder, topic
         self._batches: dict[int, _Batch] = {}
-        self._written: dict[int, int] = {}  # by partition, last offset in files of an earlier collection
+        self._repeated_until: dict[int, float] = {}  # by partition, last offset in files of an earlier collection
         self._bytes = 0
 
     @property
     def is_used(self) -> bool:
         """Whether the topic has had messages."""
-        return bool(self._written or self._marks())
+        return bool(self._repeated_until) or bool(self._marks())
 
     @property
     def is_waiting(self) -> bool:
@@ -69,13 +72,18 @@ class CollectedFeedback:
         return self._bytes >= MAX_BYTES
 
     def add(self, partition: int, offset: int, time: datetime, content: bytes) -> None:
-        """Add a message; one that an earlier collection wrote is left out."""
+        """Add a message; one that an earlier collection wrote is left out.
+
+        Raises:
+            OutputError: the folder cannot be read.
+        """
         batch = self._batches.setdefault(partition, _Batch(time, offset, offset))
         batch.last = offset
-        if not batch.contents and offset > self._written.get(partition, -1):
-            self._written[partition] = self._find_last(partition, offset, time)
+        if not batch.contents and self._repeated_until.get(partition, -1) < offset:
             batch.created, batch.first = time, offset
-        if offset > self._written[partition]:
+            if self._repeated_until.get(partition) != NONE:
+                self._repeated_until[partition] = self._find_last(partition, offset, time)
+        if offset > self._repeated_until[partition]:
             batch.contents.append(content)
             self._bytes += len(content)
 
@@ -83,17 +91,19 @@ class CollectedFeedback:
         """Write a file for each partition.
 
         Returns:
-            The number of files, and the last offset of each partition with new messages.
+            The number of files, and the last offset of each partition whose messages are in files. A file of an earlier
+            collection counts when all its messages were repeated.
 
         Raises:
             OutputError: a file cannot be written.
         """
-        files = 0
+        files, offsets = 0, {}
         for partition, batch in self._batches.items():
             if batch.contents:
                 self._write(f"{self._start(partition, batch.first, batch.created)}-{batch.last}", batch.contents)
                 files += 1
-        offsets = {partition: batch.last for partition, batch in self._batches.items()}
+            if batch.contents or batch.last >= self._repeated_until[partition]:
+                offsets[partition] = batch.last
         self._batches, self._bytes = {}, 0
         return files, offsets
 
@@ -124,21 +134,27 @@ class CollectedFeedback:
         except OSError as error:
             raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
 
-    def _find_last(self, partition: int, offset: int, time: datetime) -> int:
-        """Return the last offset of a file that begins with a message; -1 if there is none.
+    def _find_last(self, partition: int, offset: int, time: datetime) -> float:
+        """Return the last offset of a file that begins with a message; ``NONE`` if there is none.
 
         The time distinguishes the topic from an earlier one of the same name.
         """
         pattern = re.compile(rf"{re.escape(self._start(partition, offset, time))}-(\d+){re.escape(FEEDBACK.suffix)}")
-        names = [pattern.fullmatch(path.name) for path in self._folder.iterdir()]
-        return max((int(name[1]) for name in names if name is not None), default=-1)
+        names = [pattern.fullmatch(path.name) for path in self._files()]
+        return max((float(name[1]) for name in names if name is not None), default=NONE)
 
     def _marks(self) -> dict[Path, datetime]:
         """Return the marks of the topic and their times; there are two if a process ended while it replaced one."""
         end = f"-{self._topic}{FEEDBACK.suffix}{PART_SUFFIX}"
-        names = {path: FEEDBACK.parse(path.name) for path in self._folder.iterdir() if path.name.endswith(end)}
+        names = {path: FEEDBACK.parse(path.name) for path in self._files() if path.name.endswith(end)}
         return {
             path: name.created
             for path, name in names.items()
             if name is not None and name.created is not None and path.name == FEEDBACK.start(name.created) + end
         }
+
+    def _files(self) -> list[Path]:
+        try:
+            return list(self._folder.iterdir())
+        except OSError as error:
+            raise OutputError(f"{self._folder}: cannot be read ({os_error_text(error)})") from None

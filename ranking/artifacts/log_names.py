@@ -11,10 +11,10 @@ from typing import Final
 
 TIME_FORMAT: Final = "%Y%m%dT%H%M%SZ"
 """Format of the time of creation in a name."""
+TIME = re.compile(r"\d{8}T\d{6}Z")
 PART_SUFFIX: Final = ".part"
 """Suffix of a file that is being written."""
-OWN_NAME = re.compile(r"[0-9a-f]{12}(?:-(?P<key>.+))?")
-"""What the service writes between the time and the suffix: a random number, and the name of an API key."""
+RANDOM = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,12 @@ class LogNames:
     Attributes:
         prefix: First part of each name.
         suffix: Last part of the name of a finished file.
+        with_keys: Whether names may have that of an API key.
     """
 
     prefix: str
     suffix: str
+    with_keys: bool = False
 
     def start(self, created: datetime) -> str:
         """Return the part of the names of files that are created at a time."""
@@ -62,11 +64,13 @@ class LogNames:
             return None
         time, _, rest = stem.removeprefix(f"{self.prefix}-").removesuffix(self.suffix).partition("-")
         created = None
-        with suppress(ValueError):  # not a time, as in a name of foreign origin
-            created = datetime.fromisoformat(time).replace(tzinfo=UTC)
-        own = OWN_NAME.fullmatch(rest)
-        return LogName(created, stem == name, own is not None, own and own["key"])
+        if TIME.fullmatch(time):
+            with suppress(ValueError):  # an impossible time
+                created = datetime.fromisoformat(time)  # a tenth of the time of strptime
+        random, separator, key = rest.partition("-") if self.with_keys else (rest, "", "")
+        own = TIME.fullmatch(time) is not None and RANDOM.fullmatch(random) is not None and bool(key) == bool(separator)
+        return LogName(created, stem == name, own, key or None)
 
 
 SERVED = LogNames("served", ".parquet")
-FEEDBACK = LogNames("feedback", ".jsonl")
+FEEDBACK = LogNames("feedback", ".jsonl", with_keys=True)

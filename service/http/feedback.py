@@ -60,7 +60,7 @@ def feedback_routes(
         openapi_extra=documented_body(Feedback, required=True),
     )
     async def feedback(http: Request) -> Response:
-        """Store what users did with ranked items. The response is sent once the events are in a file."""
+        """Store what users did with ranked items. The response is sent once the events are stored."""
         if feedback_log is None:
             raise Problem(404, "this service collects no feedback: it has no feedback_dir")
         content_type = http.headers.get("content-type", "")

@@ -34,8 +34,8 @@ class BoundedQueue(Generic[Entry]):
     Args:
         max_units: Maximum number of units.
         max_bytes: Maximum number of bytes.
-        chunk_units: Approximate number of units that ``take`` returns at once.
-        chunk_bytes: Approximate number of bytes that ``take`` returns at once.
+        chunk_units: Maximum number of units that ``take`` returns at once, unless one entry has more.
+        chunk_bytes: Maximum number of bytes that ``take`` returns at once, unless one entry has more.
         wait_for_chunk: Whether ``wait`` waits for as much; otherwise it ends with the first entry.
         key_share: Maximum share of the queue that the entries of one API key take, so that others find room in it.
     """
@@ -69,6 +69,11 @@ class BoundedQueue(Generic[Entry]):
         """Number of units that are not released."""
         return self._units
 
+    @property
+    def bytes(self) -> int:
+        """Number of bytes that are not released."""
+        return self._bytes
+
     def has_room(self, units: int, size: int, key: str | None = None) -> bool:
         """Return whether an entry would be accepted now; may be called by any thread."""
         with self._lock:
@@ -97,12 +102,15 @@ class BoundedQueue(Generic[Entry]):
         self._wake.set()
 
     def take(self) -> list[Queued[Entry]]:
-        """Remove the next entries, about one chunk; called by one thread only."""
+        """Remove the next entries, at most a chunk, or one that is larger; called by one thread only."""
         taken: list[Queued[Entry]] = []
         units = size = 0
-        while self._entries and units < self._chunk_units and size < self._chunk_bytes:
+        while self._entries:
+            following = self._entries[0]
+            units, size = units + following.units, size + following.bytes
+            if taken and (units > self._chunk_units or size > self._chunk_bytes):
+                break
             taken.append(self._entries.popleft())
-            units, size = units + taken[-1].units, size + taken[-1].bytes
         return taken
 
     def release(self, taken: Sequence[Queued[Entry]]) -> None:

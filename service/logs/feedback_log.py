@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -81,12 +81,11 @@ class FeedbackLog(LogThread[_Request]):
 
     Args:
         sink: Destination.
-        settings: Quotas.
+        quota: Quotas of the destination.
         metrics: Metrics of the service.
     """
 
-    def __init__(self, sink: LogSink, settings: Settings, metrics: Metrics) -> None:
-        limits = settings.feedback_max_total_bytes, settings.feedback_max_key_bytes
+    def __init__(self, sink: LogSink, quota: LogQuota, metrics: Metrics) -> None:
         super().__init__(
             "feedback",
             BoundedQueue(
@@ -98,10 +97,11 @@ class FeedbackLog(LogThread[_Request]):
                 key_share=KEY_SHARE,
             ),
             sink,
-            LogQuota("feedback", settings.workers, *limits),
+            quota,
             "feedback cannot be written",
         )
         self._metrics = metrics
+        self._results: dict[Reply, FeedbackRecord | Exception] = {}
         self.start()
 
     @classmethod
@@ -115,13 +115,15 @@ class FeedbackLog(LogThread[_Request]):
         target = settings.feedback_dir
         if target is None:
             return None
-        if isinstance(target, KafkaAddress):
-            advice = "send fewer events at a time"
-            return cls(open_topic("feedback_dir", target, FEEDBACK, advice), settings, metrics)
+        if isinstance(target, KafkaAddress):  # its retention bounds its size
+            topic = open_topic("feedback_dir", target, FEEDBACK, "send fewer events at a time")
+            return cls(topic, LogQuota("feedback", 1), metrics)
         folder = LogFolder(target, FEEDBACK, "feedback", recover=size_of_lines)
+        rotation = settings.feedback_max_bytes, settings.feedback_max_seconds
+        limits = settings.feedback_max_total_bytes, settings.feedback_max_key_bytes
         metrics.feedback_folder_limit_bytes.set(settings.feedback_max_total_bytes)
-        limits = settings.feedback_max_bytes, settings.feedback_max_seconds
-        return cls(RotatingFiles(folder, *limits, metrics.feedback_failures), settings, metrics)
+        files = RotatingFiles(folder, *rotation, metrics.feedback_failures)
+        return cls(files, LogQuota("feedback", settings.workers, *limits), metrics)
 
     def check(self, key: str | None, size: int) -> None:
         """Check whether there is room for a request whose body has not been read yet.
@@ -156,10 +158,9 @@ class FeedbackLog(LogThread[_Request]):
             Exception: Any error of ``decode``.
         """
         reply: Reply = asyncio.get_running_loop().create_future()
-        self._metrics.feedback_queue_bytes.inc(size)
         if not self._queue.put(_Request(decode, reply), 1, size, key):
-            self._metrics.feedback_queue_bytes.dec(size)
             raise FeedbackQueueFullError
+        self._metrics.feedback_queue_bytes.set(self._queue.bytes)
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 return await reply
@@ -171,25 +172,40 @@ class FeedbackLog(LogThread[_Request]):
     # The thread
 
     def _write(self, taken: list[Queued[_Request]]) -> None:
-        """Decode requests, write their lines by API key, and reply to them."""
-        results: dict[Reply, FeedbackRecord | Exception] = {}
-        records: defaultdict[str | None, dict[Reply, FeedbackRecord]] = defaultdict(dict)
+        """Decode requests, and write their lines by API key."""
+        records: list[tuple[str | None, Reply, FeedbackRecord]] = []
+        sizes: Counter[str | None] = Counter()
         for (decode, reply), _, _, key in taken:
             if reply.done():  # the client has disconnected or has waited for too long
                 continue
             try:
-                records[key][reply] = self._accept(key, decode())
+                records.append((key, reply, decode()))
             except Exception as error:
-                results[reply] = error
-        for key, group in records.items():
-            results |= self._store(key, group)
-        self._queue.release(taken)
-        self._metrics.feedback_queue_bytes.dec(sum(queued.bytes for queued in taken))
+                self._results[reply] = error
+            else:
+                sizes[key] += len(records[-1][2].line)
+        self._scan_if_nearly_full(sizes)
+        groups: defaultdict[str | None, dict[Reply, FeedbackRecord]] = defaultdict(dict)
+        for key, reply, record in records:
+            try:
+                self._accept(key, record)
+            except (FeedbackTooLargeError, FolderFullError, KeyQuotaError) as error:
+                self._count_rejected(record, REJECTIONS[type(error)])
+                self._results[reply] = error
+            else:
+                groups[key if self._sink.separates_keys else None][reply] = record
+        for key, group in groups.items():
+            self._store(key, {reply: record for reply, record in group.items() if not reply.done()})
+
+    def _finish_entries(self) -> None:
+        """Reply to the requests that were written or rejected."""
+        self._metrics.feedback_queue_bytes.set(self._queue.bytes)
+        results, self._results = self._results, {}
         for reply, result in results.items():
             _send_reply(reply, result)
 
-    def _accept(self, key: str | None, record: FeedbackRecord) -> FeedbackRecord:
-        """Return the record after counting it toward the quotas.
+    def _accept(self, key: str | None, record: FeedbackRecord) -> None:
+        """Count a record toward the quotas.
 
         Raises:
             FeedbackTooLargeError: The line is larger than the destination accepts.
@@ -197,35 +213,32 @@ class FeedbackLog(LogThread[_Request]):
             KeyQuotaError: The files of the key have reached their quota.
         """
         size, limit = len(record.line), self._sink.max_bytes
-        try:
-            if size > limit:
-                advice = "send fewer events at a time"
-                raise FeedbackTooLargeError(f"{size} bytes of feedback exceed {limit:.0f}, a Kafka message: {advice}")
-            self._reserve(key, size)
-        except (FeedbackTooLargeError, FolderFullError, KeyQuotaError) as error:
-            self._count_rejected(record, REJECTIONS[type(error)])
-            raise
-        return record
+        if size > limit:
+            reason = f"{size} bytes of feedback exceed the {limit:.0f} bytes of a Kafka message"
+            raise FeedbackTooLargeError(f"{reason}; send fewer events at a time")
+        self._quota.check(key, size)
+        self._quota.add(key, size)
 
-    def _store(self, key: str | None, group: dict[Reply, FeedbackRecord]) -> Mapping[Reply, FeedbackRecord | Exception]:
-        """Write the lines of an API key; return the results of their requests."""
+    def _store(self, key: str | None, group: Mapping[Reply, FeedbackRecord]) -> None:
+        """Write the lines of an API key, or of all."""
         content = b"".join(record.line for record in group.values())
         try:
             if content:
                 self._sink.write(content, key)
-        except OSError as error:
+        except Exception as error:
             self._quota.add(key, -len(content))
             self._metrics.feedback_failures.labels("write").inc(len(group))
-            self._report(error.strerror or str(error))
+            self._report(getattr(error, "strerror", None) or f"{type(error).__name__}: {error!s:.200}")
             for record in group.values():
                 self._count_rejected(record, "not_written")
-            return dict.fromkeys(group, error)
+            self._results |= dict.fromkeys(group, error)
+            return
         self._metrics.feedback_bytes.inc(len(content))
         for record in group.values():
             for reason, count in record.flagged.items():
                 self._metrics.feedback_events.labels("accepted", reason).inc(count)
             self._metrics.feedback_events.labels("accepted", "").inc(record.events - sum(record.flagged.values()))
-        return group
+        self._results |= group
 
     def _count_rejected(self, record: FeedbackRecord, reason: str) -> None:
         self._metrics.feedback_events.labels("rejected", reason).inc(record.events)

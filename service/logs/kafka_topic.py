@@ -32,7 +32,7 @@ class KafkaTopic(LogSink):
     """
 
     def __init__(self, address: KafkaAddress, names: LogNames, advice: str) -> None:
-        self.max_bytes = MAX_REQUEST_BYTES
+        self.max_bytes, self.separates_keys = MAX_REQUEST_BYTES, False
         self._address, self._names, self._advice = address, names, advice
         self._producer: Producer | None = None
         self._connection_error = "no server has answered"
@@ -52,9 +52,9 @@ class KafkaTopic(LogSink):
             OSError: The message was not acknowledged within ``DELIVERY_SECONDS``, or was rejected.
         """
         results: list[KafkaError | None] = []
-        producer = self._producer or self._connect()
-        self._producer = None  # after a failure, the next file has a new producer
         try:
+            producer = self._producer or self._connect()
+            self._producer = None  # after a failure, the next file has a new producer
             producer.produce(
                 self._address.topic,
                 key=self._names.new(key),

@@ -47,8 +47,9 @@ class LogFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             status = os.fstat(self._file)
-        except OSError:
+        except OSError:  # a filesystem without locks
             os.close(self._file)
+            self.path.unlink()
             raise
         self._identity = status.st_dev, status.st_ino
         self.size, self.opened = 0, time.monotonic()
@@ -81,9 +82,12 @@ class LogFile:
 
     def close(self) -> bool:
         """Close the file without finishing it, which releases its lock; return whether it still exists somewhere."""
-        exists = os.fstat(self._file).st_nlink > 0
-        os.close(self._file)
-        return exists
+        try:
+            return os.fstat(self._file).st_nlink > 0
+        except OSError:  # deleted by another client of a network filesystem
+            return False
+        finally:
+            os.close(self._file)
 
     def finish(self) -> Path:
         """Flush the file to disk, rename it and close it.

@@ -7,6 +7,8 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Generic
 
 from service.logs.bounded_queue import BoundedQueue, Entry, Queued
@@ -73,7 +75,10 @@ class LogThread(ABC, Generic[Entry]):
 
     @abstractmethod
     def _write(self, taken: list[Queued[Entry]]) -> None:
-        """Write entries, and release them from the queue."""
+        """Write entries that were taken from the queue."""
+
+    def _finish_entries(self) -> None:
+        """Continue after the entries were released from the queue."""
 
     def _maintain(self, *, closing: bool = False) -> float:
         """Write what is due, or all, and scan; return the seconds until the next call."""
@@ -85,9 +90,20 @@ class LogThread(ABC, Generic[Entry]):
     def _run(self) -> None:
         while not self._closed.is_set():
             self._step()
-            self._queue.wait(self._maintain())
+            with self._reporting():
+                self._queue.wait(self._maintain())
         self._step()
-        self._maintain(closing=True)
+        with self._reporting():
+            self._maintain(closing=True)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report any error, because the thread must not end before the service."""
+        try:
+            yield
+        except Exception as error:
+            self._report(f"{type(error).__name__}: {error!s:.200}")
+            self._closed.wait(MIN_SCAN_SECONDS)  # an error at each call must not occupy the processor
 
     def _step(self) -> None:
         """Write the entries that wait now; later ones wait for the next step, because few at a time cost more."""
@@ -96,8 +112,13 @@ class LogThread(ABC, Generic[Entry]):
         while waiting > 0:
             taken = self._queue.take()
             waiting -= len(taken)
-            self._write(taken)
-            self._maintain()
+            with self._reporting():
+                try:
+                    self._write(taken)
+                finally:
+                    self._queue.release(taken)
+                    self._finish_entries()
+                self._maintain()
             self._pause()
 
     def _pause(self) -> None:
@@ -106,18 +127,11 @@ class LogThread(ABC, Generic[Entry]):
         self._closed.wait(used * (1.0 / MAX_CPU_SHARE - 1.0))
         self._cpu = time.thread_time()
 
-    def _reserve(self, key: str | None, size: int) -> None:
-        """Count a write, before it, toward the quotas; scan first if they may be exceeded.
-
-        Raises:
-            FolderFullError: The log would exceed its quota.
-            KeyQuotaError: The files of the key would exceed theirs.
-        """
+    def _scan_if_nearly_full(self, sizes: Mapping[str | None, int]) -> None:
+        """Scan before writes of these sizes by API key, if they may exceed a quota."""
         recently = time.monotonic() - self._last_scan < MIN_SCAN_SECONDS
-        if not recently and self._quota.needs_scan(key, size):
+        if not recently and any(self._quota.needs_scan(key, size) for key, size in sizes.items()):
             self._scan()
-        self._quota.check(key, size)
-        self._quota.add(key, size)
 
     def _scan(self) -> None:
         start = time.monotonic()

@@ -29,20 +29,17 @@ class LogQuota:
         max_key: Maximum size of the files of one API key in bytes.
     """
 
-    def __init__(self, name: str, processes: int, max_total: float, max_key: float = math.inf) -> None:
+    def __init__(self, name: str, processes: int, max_total: float = math.inf, max_key: float = math.inf) -> None:
         self._name, self._processes, self._max_total, self._max_key = name, processes, max_total, max_key
-        self._usage = LogUsage()
-        self._written: Counter[str | None] = Counter()  # by key, since the last scan
-        self._written_total = 0
+        self._counts = _Counts(LogUsage())
 
     def replace_usage(self, usage: LogUsage) -> None:
         """Set the result of a scan."""
-        self._usage, self._written, self._written_total = usage, Counter(), 0
+        self._counts = _Counts(usage)
 
     def add(self, key: str | None, size: int) -> None:
         """Count bytes that were written for a key."""
-        self._written[key] += size
-        self._written_total += size
+        self._counts.written[key] += size
 
     def check(self, key: str | None, size: int) -> None:
         """Check whether a write fits into the quotas; may be called by any thread.
@@ -55,19 +52,34 @@ class LogQuota:
             FolderFullError: The log would exceed its quota.
             KeyQuotaError: The files of the key would exceed theirs.
         """
-        total = self._usage.total + self._written_total
+        counts = self._counts
+        total = counts.total(1)
         if total + size > self._max_total:
             limit = f"{self._name}_max_total_bytes is {self._max_total:.0f}"
             raise FolderFullError(f"its files have {total} bytes, and {limit}")
-        of_key = self._of_key(key, 1)
+        of_key = counts.of_key(key, 1)
         if key is not None and of_key + size > self._max_key:
             raise KeyQuotaError(f"its files have {of_key} bytes, and {self._name}_max_key_bytes is {self._max_key:.0f}")
 
     def needs_scan(self, key: str | None, size: int) -> bool:
         """Whether a write may exceed a quota, if the other processes have written as much as this one."""
-        total = self._usage.total + (self._written_total + size) * self._processes
-        of_key = self._of_key(key, self._processes) + size * self._processes
-        return total > self._max_total or (key is not None and of_key > self._max_key)
+        counts, factor = self._counts, self._processes
+        if counts.total(factor) + size * factor > self._max_total:
+            return True
+        return key is not None and counts.of_key(key, factor) + size * factor > self._max_key
 
-    def _of_key(self, key: str | None, factor: int) -> int:
-        return (0 if key is None else self._usage.by_key.get(key, 0)) + self._written[key] * factor
+
+class _Counts:
+    """Result of a scan, and bytes by key that were written since; replaced as a whole, because two threads read it."""
+
+    def __init__(self, usage: LogUsage) -> None:
+        self._usage = usage
+        self.written: Counter[str | None] = Counter()
+
+    def total(self, factor: int) -> int:
+        """Return the size of all files, with ``factor`` times what was written."""
+        return self._usage.total + sum(list(self.written.values())) * factor
+
+    def of_key(self, key: str | None, factor: int) -> int:
+        """Return the size of the files of a key, with ``factor`` times what was written."""
+        return (0 if key is None else self._usage.by_key.get(key, 0)) + self.written[key] * factor

@@ -85,10 +85,12 @@ class RotatingFiles(LogSink):
         if file is None or file.is_in_place():
             return file is not None
         del self._files[key]
-        fate = "moved or unmounted" if file.close() else "deleted"
+        self._report_loss(file, "moved or unmounted" if file.close() else "deleted")
+        return False
+
+    def _report_loss(self, file: LogFile, fate: str) -> None:
         log.error("%s was %s while it was written, with %d bytes of accepted feedback", file.path, fate, file.size)
         self._failures.labels("lost").inc()
-        return False
 
     def _finish(self, key: str | None) -> None:
         """Finish a file; remove an empty one, whose first write failed.
@@ -105,6 +107,9 @@ class RotatingFiles(LogSink):
                 file.close()
                 file.path.unlink()
         except OSError as error:
+            if error.errno == errno.ESTALE:
+                self._report_loss(file, "deleted")
+                return
             log.error("%s cannot be finished: %s", file.path, error.strerror)
             self._failures.labels("finish").inc()
 

@@ -50,16 +50,17 @@ class ServedLog(LogThread[ServedRequest]):
 
     Args:
         sink: Destination of the files.
+        quota: Quotas of the destination.
         settings: Limits and options of the log.
         metrics: Metrics of the service.
     """
 
-    def __init__(self, sink: LogSink, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, sink: LogSink, quota: LogQuota, settings: Settings, metrics: Metrics) -> None:
         super().__init__(
             "served-log",
             BoundedQueue(MAX_QUEUED_CANDIDATES, MAX_QUEUED_BYTES, CHUNK_CANDIDATES, CHUNK_BYTES, wait_for_chunk=True),
             sink,
-            LogQuota("served_log", settings.workers, settings.served_log_max_total_bytes),
+            quota,
             "the served log drops requests",
             min(COLLECT_SECONDS, COLLECT_SHARE * settings.served_log_seconds),
         )
@@ -86,10 +87,12 @@ class ServedLog(LogThread[ServedRequest]):
         target = settings.served_log
         if target is None:
             return None
-        if isinstance(target, KafkaAddress):
-            advice = "leave out columns with served_log_exclude"
-            return cls(open_topic("served_log", target, SERVED, advice), settings, metrics)
-        return cls(LogFolder(target, SERVED, "served log", days=settings.served_log_days), settings, metrics)
+        if isinstance(target, KafkaAddress):  # its retention bounds its size
+            topic = open_topic("served_log", target, SERVED, "leave out columns with served_log_exclude")
+            return cls(topic, LogQuota("served_log", 1), settings, metrics)
+        folder = LogFolder(target, SERVED, "served log", days=settings.served_log_days)
+        quota = LogQuota("served_log", settings.workers, settings.served_log_max_total_bytes)
+        return cls(folder, quota, settings, metrics)
 
     def add(self, request: ServedRequest) -> None:
         """Queue an answered request, or drop it if the queue or the folder is full. Called by the event loop only."""
@@ -122,7 +125,6 @@ class ServedLog(LogThread[ServedRequest]):
                 self._buffer(model).add(requests)
             except Exception as error:  # the log must neither end nor harm the service
                 self._drop("write_failed", len(requests), f"{type(error).__name__}: {error!s:.200}")
-        self._queue.release(taken)
 
     def _maintain(self, *, closing: bool = False) -> float:
         """Write files that are due; see also ``LogThread``."""
@@ -160,16 +162,14 @@ class ServedLog(LogThread[ServedRequest]):
                 self._drop("write_failed", remaining, f"{type(error).__name__}: {error!s:.200}")
 
     def _write_file(self, content: pa.Buffer, requests: int) -> None:
+        self._scan_if_nearly_full({None: content.size})
         try:
-            self._reserve(None, content.size)
+            self._quota.check(None, content.size)
         except FolderFullError as error:
             self._drop("folder_full", requests, str(error))
             return
-        try:
-            self._sink.write(memoryview(content))
-        except OSError:
-            self._quota.add(None, -content.size)
-            raise
+        self._sink.write(memoryview(content))
+        self._quota.add(None, content.size)
         self._metrics.served_bytes.inc(content.size)
         self._metrics.served_requests.inc(requests)
         self._metrics.served_finished.set(time.time())

@@ -28,9 +28,11 @@ class LogSink(ABC):
 
     Attributes:
         max_bytes: Maximum size of the content of a write.
+        separates_keys: Whether a write holds content of one API key only.
     """
 
     max_bytes: float = math.inf
+    separates_keys = True
 
     @abstractmethod
     def write(self, content: bytes | memoryview, key: str | None = None) -> object:

@@ -549,6 +549,10 @@ def test_feedback_volume_is_mounted_writable_at_feedback_dir() -> None:
             "settings.feedback_dir: feedback.enabled",
         ),
         (
+            {"feedback": {"kafka": "kafka://b:9092/t"}, "servedLog": {"kafka": "kafka://b:9092/t"}},
+            "feedback.kafka: is also servedLog.kafka",
+        ),
+        (
             {"feedback": {"kafka": "kafka://b:9092/t", "emptyDir": True}},
             "set either feedback.kafka or feedback.emptyDir",
         ),

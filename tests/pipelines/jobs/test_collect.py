@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -230,7 +229,8 @@ def test_mark_advances_while_no_feedback_arrives_and_stays_while_the_server_is_g
 
     monkeypatch.setattr(job, "FEEDBACK_SECONDS", 0.1)
     monkeypatch.setattr(job, "TIMEOUT_SECONDS", 1.0)
-    stop = threading.Event()
+    stop, messages = threading.Event(), list[str]()
+    monkeypatch.setattr(job, "print_status", messages.append)
     with kafka_broker() as broker, ThreadPoolExecutor(1) as pool:
         address = KafkaAddress.parse(broker.create_topic("idle"))
         broker.send("idle", *feedback(0))
@@ -240,13 +240,38 @@ def test_mark_advances_while_no_feedback_arrives_and_stays_while_the_server_is_g
             (first,) = marks(tmp_path)
             wait_until(lambda: len(marks(tmp_path)) == 1 and marks(tmp_path)[0] > first, "the mark advances")
             broker.stop()
-            time.sleep(1.5)  # until a query of the end of the topic fails
-            stopped = oldest_unfinished(tmp_path)
-            time.sleep(2.0)
+            wait_until(lambda: messages, "the end of the topic is not known")
+            stopped, count = oldest_unfinished(tmp_path), len(messages)
+            wait_until(lambda: len(messages) > count + 1, "the end of the topic is still not known")
             assert oldest_unfinished(tmp_path) == stopped
         finally:
             stop.set()
         assert collection.result(TIMEOUT_SECONDS) == 1
+
+
+def test_mark_of_a_topic_with_added_partitions_does_not_advance(
+    broker: KafkaBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines.jobs import collect as job
+
+    class GrowingConsumer(job.Consumer):  # type: ignore[misc]
+        calls = 0
+
+        def list_topics(self, *arguments: Any, **options: Any) -> Any:
+            metadata = super().list_topics(*arguments, **options)
+            self.calls += 1
+            if self.calls > 1:
+                (topic,) = metadata.topics.values()
+                topic.partitions[1] = topic.partitions[0]
+            return metadata
+
+    address = broker.create_topic("growing")
+    broker.send("growing", *feedback(0))
+    monkeypatch.setattr(job, "Consumer", GrowingConsumer)
+    assert main(["collect", address, "--to", str(tmp_path)]) == 1
+    assert f"{address}: has 2 partitions now; start the command again" in capsys.readouterr().err
+    assert len(lines_of(tmp_path)) == 1
+    assert oldest_unfinished(tmp_path) == datetime.fromtimestamp(0, UTC)
 
 
 def test_feedback_before_a_message_of_another_program_is_written(broker: KafkaBroker, tmp_path: Path) -> None:

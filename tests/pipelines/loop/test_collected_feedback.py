@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from pipelines.loop.collected_feedback import CollectedFeedback
 from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished
+from ranking.errors import OutputError
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -43,6 +46,19 @@ def test_messages_that_an_earlier_collection_wrote_are_left_out(tmp_path: Path) 
     assert collected(tmp_path, range(5)) == (0, {0: 4}), "the offsets of both files are committed"
     assert collected(tmp_path, range(7)) == (1, {0: 6})
     assert b"".join(path.read_bytes() for path in find_feedback_files(tmp_path)) == b"0\n1\n2\n3\n4\n5\n6\n"
+
+
+def test_collection_that_ends_among_repeated_messages_commits_none_of_them(tmp_path: Path) -> None:
+    collected(tmp_path, range(5))
+    assert collected(tmp_path, range(3)) == (0, {})
+    assert collected(tmp_path, range(8)) == (1, {0: 7})
+    assert b"".join(path.read_bytes() for path in find_feedback_files(tmp_path)) == b"0\n1\n2\n3\n4\n5\n6\n7\n"
+
+
+def test_removed_folder_is_an_error_in_one_line(tmp_path: Path) -> None:
+    feedback = CollectedFeedback(tmp_path / "removed", "t")
+    with pytest.raises(OutputError, match="removed: cannot be read"):
+        feedback.add(0, 0, START, b"0\n")
 
 
 def test_messages_of_a_later_topic_of_the_same_name_are_kept(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ranking.artifacts.log_names import FEEDBACK, PART_SUFFIX, SERVED, LogNames
 
+KEYS = [None, "shop", "a-b.c@d_e-0123456789ab", "x.jsonl", "y.jsonl.part", "-"]
 
-@pytest.mark.parametrize("names", [SERVED, FEEDBACK])
-@pytest.mark.parametrize("key", [None, "shop", "a-b.c@d_e-0123456789ab", "x.jsonl", "y.jsonl.part", "-"])
+
+@pytest.mark.parametrize(("names", "key"), [(SERVED, None), *((FEEDBACK, key) for key in KEYS)])
 def test_new_name_contains_the_time_and_the_key(names: LogNames, key: str | None) -> None:
     name = names.new(key)
     for text, finished in ((name, True), (name + PART_SUFFIX, False)):
@@ -29,6 +30,8 @@ def test_new_name_contains_the_time_and_the_key(names: LogNames, key: str | None
         ("served-20260110T090000Z-0123456789ab.parquet", datetime(2026, 1, 10, 9, tzinfo=UTC), True),
         ("served-20260110T090000Z-copied-by-hand.parquet", datetime(2026, 1, 10, 9, tzinfo=UTC), False),
         ("served-99999999T999999Z-0123456789ab.parquet", None, True),
+        ("served-20260110T090000Z-0123456789ab-backup.parquet", datetime(2026, 1, 10, 9, tzinfo=UTC), False),
+        ("served-20260110-0123456789ab.parquet", None, False),
         ("served-of-march.parquet", None, False),
     ],
 )

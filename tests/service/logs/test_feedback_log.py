@@ -259,6 +259,24 @@ def test_write_failure_raises_is_counted_and_later_writes_succeed(
     assert values["ranker_feedback_bytes_total"] == 2
 
 
+def test_defect_of_the_destination_reaches_the_caller_and_the_thread_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    with started_writer(tmp_path) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(RotatingFiles, "write", fail)
+            with pytest.raises(ZeroDivisionError):
+                asyncio.run(write(writer, b"1\n"))
+            patch.setattr(RotatingFiles, "maintain", fail)
+            wait_until(lambda: "feedback cannot be written: ZeroDivisionError: a defect" in caplog.messages)
+        asyncio.run(write(writer, b"2\n"))
+        writer.check(None, feedback_log.MAX_QUEUED_BYTES + 1)  # nothing waits
+    assert contents(tmp_path) == b"2\n"
+
+
 def test_error_of_the_decoder_reaches_the_caller_and_the_thread_continues(tmp_path: Path) -> None:
     def fail() -> FeedbackRecord:
         raise ZeroDivisionError

@@ -23,6 +23,7 @@ from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.log_names import SERVED
 from ranking.errors import ConfigError
 from service.app import create_app
+from service.logs.feedback_log import WRITE_SECONDS
 from service.logs.sink import LogSink
 from service.models.watcher import STOP_SECONDS
 from service.settings import CLOSE_SECONDS, KILL_MARGIN_SECONDS, Settings, load_settings
@@ -115,11 +116,16 @@ def test_feedback_without_a_broker_is_answered_503_and_with_it_202(
             response = client.post("/v1/feedback", json=body)
             assert (response.status_code, response.headers["Retry-After"]) == (503, "10")
             assert metrics_of(client)["ranker_feedback_failures_total,operation=write"] == 1
-            broker.start()
-            broker.create_topic("feedback")
+            broker.start()  # creates unknown topics
             wait_until(lambda: client.post("/v1/feedback", json=body).status_code == 202)
     (line,) = [message for message in caplog.messages if message.startswith("feedback cannot be written")]
     assert f"{address}: not acknowledged within 1 s" in line
+
+
+def test_topic_of_both_logs_is_an_error(repository: Path) -> None:
+    variables = dict.fromkeys(("RANKER_SERVED_LOG", "RANKER_FEEDBACK_DIR"), "kafka://broker:9092/log")
+    with pytest.raises(ConfigError, match="served_log and feedback_dir are both kafka://broker:9092/log"):
+        load_settings({"repository": repository}, environ=variables)
 
 
 def test_feedback_larger_than_a_message_is_answered_413(
@@ -132,7 +138,7 @@ def test_feedback_larger_than_a_message_is_answered_413(
     with client_of(repository, tmp_path / "served", feedback_dir=address) as client:
         response = client.post("/v1/feedback", json={"request_id": "r", "events": events})
         assert response.status_code == 413
-        assert "exceed 1000, a Kafka message: send fewer events at a time" in response.json()["detail"]
+        assert "exceed the 1000 bytes of a Kafka message; send fewer events at a time" in response.json()["detail"]
         assert client.post("/v1/feedback", json={"request_id": "r", "events": events[:5]}).status_code == 202
         assert metrics_of(client)["ranker_feedback_events_total,outcome=rejected,reason=too_large"] == 40
 
@@ -215,6 +221,11 @@ def test_stopping_with_a_silent_server_ends_before_the_kill(repository: Path, tm
             assert service.process.wait(TIMEOUT_SECONDS) == 0
         assert kafka.DELIVERY_SECONDS < time.monotonic() - begin < 1 + KILL_MARGIN_SECONDS
         assert "not acknowledged within 8 s" in service.output()
+
+
+def test_feedback_that_is_acknowledged_late_is_in_the_topic_before_it_counts_as_complete() -> None:
+    kafka, job = pytest.importorskip("service.logs.kafka_topic"), pytest.importorskip("pipelines.jobs.collect")
+    assert job.LATE.total_seconds() > WRITE_SECONDS + kafka.DELIVERY_SECONDS + 1
 
 
 def test_parts_close_within_the_limit() -> None:

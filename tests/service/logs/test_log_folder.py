@@ -64,6 +64,16 @@ def test_write_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names(tmp_path) == []
 
 
+def test_write_on_a_filesystem_without_locks_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="no locks"):
+        served_folder(tmp_path).write(memoryview(b"content"))
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("removed", ["file", "folder", "folder, which is created again"])
 def test_removal_during_a_write_is_a_stale_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str) -> None:
     def remove(_: int) -> None:
