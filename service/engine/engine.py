@@ -58,6 +58,7 @@ class Engine:
         default_deadline_ms: deadline of requests that set none; None: no deadline.
         max_deadline_ms: upper bound on every request's deadline, including requests that set none; None: no bound.
         batch_tracer: records batches for traces; None: no traces.
+        traced: whether results hold the feature values that the requests do not contain, for the served log.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Engine:
         default_deadline_ms: float | None = None,
         max_deadline_ms: float | None = None,
         batch_tracer: BatchTracer | None = None,
+        *,
+        traced: bool = False,
     ) -> None:
-        self._metrics, self._feature_store = metrics, feature_store
+        self._metrics, self._feature_store, self._traced = metrics, feature_store, traced
         score = self._score_batch if batch_tracer is None else partial(self._trace_batch, batch_tracer)
         self._batcher: Batcher[BatchKey, QueuedRequest, RequestScores] = Batcher(score, max_batch_rows)
         self._explainer = Explainer()
@@ -137,11 +140,11 @@ class Engine:
         self, model: LoadedModel, prepared: PreparedRequest, deadline_ms: float, timer: StageTimer, counted: bool
     ) -> RankResult:
         """Score a request in one or more batches and sort its candidates."""
-        features, requested = prepared.request, [task.name for task in prepared.tasks]
+        features, requested = prepared.request, prepared.tasks
         if not len(features):
-            batch, computed = model.encoder.encode(features)
+            batch, trace = model.encoder.encode(features, traced=self._traced)
             (missing,) = model.encoder.missing(batch, features.counts)
-            return sort_candidates(prepared, np.empty((0, len(requested)), np.float32), missing, computed)
+            return sort_candidates(prepared, np.empty((0, len(requested)), np.float32), missing, trace)
         tasks = tuple(sorted(requested))
         deadline = timer.arrived + deadline_ms / 1000
         self._metrics.queue_rows.inc(len(features))
@@ -154,7 +157,7 @@ class Engine:
             self._metrics.queue_rows.dec(len(features))
         scored = RequestScores.concat(parts)
         scores = scored.scores[:, [tasks.index(task) for task in requested]]
-        return sort_candidates(prepared, scores, scored.missing, scored.computed)
+        return sort_candidates(prepared, scores, scored.missing, scored.trace)
 
     def close(self) -> None:
         """Score the queued requests, then stop the threads."""
@@ -178,13 +181,13 @@ class Engine:
 
     def _score_batch(self, key: BatchKey, requests: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
         """Score a batch and record its metrics."""
-        results = score_batch(key, requests)
+        results = score_batch(key, requests, traced=self._traced)
         pairs = zip(results, requests, strict=True)
         counted = [result for result, queued in pairs if isinstance(result, RequestScores) and queued.counted]
         if counted:
             model, tasks = key
             scores = np.concatenate([result.scores for result in counted])
-            unseen = {"user": sum(r.unseen.user for r in counted), "item": sum(r.unseen.item for r in counted)}
+            unseen = {"user": sum(r.unseen_users for r in counted), "item": sum(r.unseen_items for r in counted)}
             missing = sum(result.missing.count for result in counted) - sum(unseen.values())
             self._metrics.record_batch(model.name, model.version, tasks, scores, missing, unseen)
         return results

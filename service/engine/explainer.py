@@ -56,4 +56,4 @@ def _contributions(
     if deadline < time.monotonic():
         raise DeadlineExceededError("deadline_ms passed before the explanation started")
     inputs = model.encoder.splitter.merge(model.encoder(prepared.request))
-    return graph(inputs.take(result.used.order[:MAX_EXPLAINED]), result.tasks)
+    return graph(inputs.take(result.order[:MAX_EXPLAINED]), result.tasks)

@@ -24,8 +24,8 @@ from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import CrossFeature, Owner, Schema
 from service.engine.derived_encoder import DerivedEncoder
 from service.engine.entity_encoder import EntityEncoder, EntityFeatures
+from service.engine.feature_trace import FeatureTrace
 from service.engine.request import FeatureRequest
-from service.engine.used_features import ComputedFeatures
 from service.engine.values import Values
 
 USER_ID, ITEM_ID = "user.id", "items.id"
@@ -164,10 +164,14 @@ class RequestEncoder:
 
     def __call__(self, request: FeatureRequest) -> RequestBatch:
         """Encode a request, or several concatenated requests; see ``encode``."""
-        return self.encode(request)[0]
+        return self.encode(request, traced=False)[0]
 
-    def encode(self, request: FeatureRequest) -> tuple[RequestBatch, ComputedFeatures]:
-        """Encode a request, or several concatenated requests, and return with them what the requests do not contain.
+    def encode(self, request: FeatureRequest, *, traced: bool) -> tuple[RequestBatch, FeatureTrace | None]:
+        """Encode a request, or several concatenated requests.
+
+        Args:
+            request: features of the requests.
+            traced: whether to return the values that the requests do not contain, too.
 
         Raises:
             InvalidInputError: a number is not finite or outside the domain of its transform, or text is not an
@@ -190,8 +194,10 @@ class RequestEncoder:
         item_hashes = hashes["item"] | {name: column[request_index] for name, column in shared_hashes.items()}
         shared, items = self._shared.assemble(entities, shared_hashes), self._items.assemble(entities, item_hashes)
         batch = RequestBatch(shared, items, request_index, entities["user"].unseen, entities["item"].unseen)
+        if not traced:
+            return batch, None
         known = {owner: part.known for owner, part in entities.items() if part.known is not None}
-        return batch, ComputedFeatures(known, {owner: v.astype(np.float32) for owner, v in numbers.items()}, lists)
+        return batch, FeatureTrace(known, {owner: v.astype(np.float32) for owner, v in numbers.items()}, lists)
 
     def with_counters(self, request: FeatureRequest, time: datetime | None, sums: StoredSums | None) -> FeatureRequest:
         """Return a single request with what its counters need, if the ranker has counters or histories.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from ranking.encoding.vocabulary import IdArray
 from ranking.errors import InvalidInputError
 from ranking.frozen.contributions import Contributions
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Task
 from service.engine.errors import InvalidRequestError, ScoringError
+from service.engine.feature_trace import FeatureTrace
 from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
 from service.engine.request_encoder import MissingFeatures, RequestEncoder
-from service.engine.used_features import ComputedFeatures, UsedFeatures
 from service.engine.validation import ParsedRequest, to_invalid_request, validate
 from service.engine.values import Values, take
 
@@ -26,7 +28,7 @@ class PreparedRequest:
     Attributes:
         ids: ids of the candidates, as in the request.
         request: features of the candidates, their user and their context.
-        tasks: tasks to score.
+        tasks: names of the tasks to score.
         weights: weight of each task in the objective [tasks] float64.
         top_n: number of candidates to return; None: all.
         explain: whether the request asks for an explanation.
@@ -37,7 +39,7 @@ class PreparedRequest:
 
     ids: Values
     request: FeatureRequest
-    tasks: list[Task]
+    tasks: list[str]
     weights: npt.NDArray[np.float64]
     top_n: int | None
     explain: bool
@@ -51,34 +53,39 @@ class RankResult:
     """Scored candidates, best first.
 
     Attributes:
-        ids: ids of the candidates, as in the request.
+        prepared: the request.
+        order: position in the request of each candidate [candidates].
         total: objective of each candidate [candidates] float64.
         scores: scores [candidates, tasks] float32.
         missing: missing features of the candidates.
-        tasks: names of the columns of ``scores``.
-        experts: weight of each expert by task, if the request asks for an explanation; else empty.
-        degraded: see ``StoreFeatures``.
-        used: features with which the candidates were scored.
-        counters_as_of: as in ``PreparedRequest``.
+        trace: features that the request does not contain, in the order of the request; None if it is not traced.
         contributions: contributions of features to the logits of the best candidates, if the request asks for an
             explanation; None without candidates and for a per-example gate.
     """
 
-    ids: Values
+    prepared: PreparedRequest
+    order: IdArray
     total: npt.NDArray[np.float64]
     scores: npt.NDArray[np.float32]
     missing: MissingFeatures
-    tasks: list[str]
-    experts: dict[str, dict[int, float]]
-    degraded: bool
-    used: UsedFeatures
-    counters_as_of: str | None = None
+    trace: FeatureTrace | None = None
     contributions: Contributions | None = None
+
+    @cached_property
+    def ids(self) -> Values:
+        """Ids of the candidates, as in the request."""
+        return take(self.prepared.ids, self.order)
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the columns of ``scores``."""
+        return self.prepared.tasks
 
     @property
     def experts_run(self) -> list[int]:
         """Experts that were evaluated, ascending; empty if there are no candidates."""
-        return sorted({expert for weights in self.experts.values() for expert in weights}) if len(self.ids) else []
+        experts = {expert for weights in self.prepared.experts.values() for expert in weights}
+        return sorted(experts) if len(self.order) else []
 
 
 def prepare(
@@ -99,22 +106,23 @@ def prepare(
     experts = {}
     try:
         tasks = ranker.tasks(options.tasks)
+        names = [task.name for task in tasks]
         weights = objective_weights(ranker, tasks, options.objective)
         features = encoder.with_counters(validate(request, encoder.readable, stored), options.time, stored.sums)
         if options.explain:
-            experts = ranker.explain(encoder.splitter.merge(encoder(features)), [task.name for task in tasks])
+            experts = ranker.explain(encoder.splitter.merge(encoder(features)), names)
     except InvalidInputError as error:
         raise to_invalid_request(error, ranker.schema) from None
     as_of = encoder.counters_as_of(stored.sums)
     ids, top_n, explain = request.candidates.ids, options.top_n, options.explain
-    return PreparedRequest(ids, features, tasks, weights, top_n, explain, experts, stored.degraded, as_of)
+    return PreparedRequest(ids, features, names, weights, top_n, explain, experts, stored.degraded, as_of)
 
 
 def sort_candidates(
     prepared: PreparedRequest,
     scores: npt.NDArray[np.float32],
     missing: MissingFeatures,
-    computed: ComputedFeatures,
+    trace: FeatureTrace | None = None,
 ) -> RankResult:
     """Sort the candidates of a request by the objective; ties keep the order of the request.
 
@@ -122,7 +130,7 @@ def sort_candidates(
         prepared: prepared request.
         scores: scores [candidates, tasks].
         missing: missing features of the candidates.
-        computed: features that the request does not contain.
+        trace: features that the request does not contain; None if it is not traced.
 
     Raises:
         ScoringError: a score is not finite, so that the candidates have no order.
@@ -131,20 +139,10 @@ def sort_candidates(
     if not np.isfinite(total).all():  # Weights are bounded and finite, so the product has each score that is not.
         invalid = ~np.isfinite(scores)
         row, column = np.argwhere(invalid)[0].tolist()
-        reason = f"task '{prepared.tasks[column].name}' of candidate {row} has the score {scores[row, column]}"
+        reason = f"task '{prepared.tasks[column]}' of candidate {row} has the score {scores[row, column]}"
         raise ScoringError(f"{reason}, which is not finite")
     best = np.argsort(-total, kind="stable")[: prepared.top_n]
-    return RankResult(
-        take(prepared.ids, best),
-        total[best],
-        scores[best],
-        missing.take(best),
-        [task.name for task in prepared.tasks],
-        prepared.experts,
-        prepared.degraded,
-        UsedFeatures(prepared.request, computed, best),
-        prepared.counters_as_of,
-    )
+    return RankResult(prepared, best, total[best], scores[best], missing.take(best), trace)
 
 
 def objective_weights(

@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from ranking.encoding.request_batch import RequestBatch
 from ranking.errors import InvalidInputError
 from service.backends.base import Scores
+from service.engine.feature_trace import FeatureTrace
 from service.engine.model import LoadedModel
 from service.engine.request import FeatureRequest
 from service.engine.request_encoder import MissingFeatures, RequestEncoder
-from service.engine.used_features import ComputedFeatures
 from service.telemetry.stage_timer import StageTimer
 
 BatchKey: TypeAlias = tuple[LoadedModel, tuple[str, ...]]
 """The model and the sorted tasks; requests that agree in both share batches."""
-
-
-class UnseenIds(NamedTuple):
-    """Number of candidates whose user, and whose item, the ranker has never seen."""
-
-    user: int
-    item: int
 
 
 @dataclass(frozen=True)
@@ -36,24 +29,30 @@ class RequestScores:
     Attributes:
         scores: scores [candidates, tasks] float32.
         missing: missing features of the candidates.
-        unseen: number of candidates with unseen ids.
-        computed: features that the request does not contain.
+        unseen_users: number of candidates whose user the ranker has never seen.
+        unseen_items: number of candidates whose item the ranker has never seen.
+        trace: features that the request does not contain; None if it is not traced.
     """
 
     scores: Scores
     missing: MissingFeatures
-    unseen: UnseenIds
-    computed: ComputedFeatures
+    unseen_users: int
+    unseen_items: int
+    trace: FeatureTrace | None
 
     @staticmethod
     def concat(parts: Sequence[RequestScores]) -> RequestScores:
         """Join the candidates of all slices of one request."""
         if len(parts) == 1:
             return parts[0]
-        scores = np.concatenate([part.scores for part in parts])
-        unseen = UnseenIds(sum(part.unseen.user for part in parts), sum(part.unseen.item for part in parts))
-        missing = MissingFeatures.concat([part.missing for part in parts])
-        return RequestScores(scores, missing, unseen, ComputedFeatures.concat([part.computed for part in parts]))
+        traces = [part.trace for part in parts if part.trace is not None]
+        return RequestScores(
+            np.concatenate([part.scores for part in parts]),
+            MissingFeatures.concat([part.missing for part in parts]),
+            sum(part.unseen_users for part in parts),
+            sum(part.unseen_items for part in parts),
+            FeatureTrace.concat(traces) if traces else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,17 @@ class QueuedRequest:
         return QueuedRequest(self.request.slice(start, stop), self.timer, self.counted, self.offset + start)
 
 
-def score_batch(key: BatchKey, requests: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
+def score_batch(
+    key: BatchKey, requests: Sequence[QueuedRequest], *, traced: bool = False
+) -> list[RequestScores | Exception]:
     """Score a batch and return for each request its scores, or the error in its features.
 
     Requests with the same signature are encoded together.
+
+    Args:
+        key: the model and the tasks.
+        requests: the batch.
+        traced: whether to return the features that the requests do not contain, too.
 
     Raises:
         Exception: the backend failed.
@@ -88,23 +94,28 @@ def score_batch(key: BatchKey, requests: Sequence[QueuedRequest]) -> list[Reques
     model, tasks = key
     _end_stage("queue", requests)
     results: dict[int, RequestScores | Exception] = {}
-    encoded: list[tuple[Sequence[int], EncodedRequests]] = []
+    order: list[int] = []
+    batches: list[RequestBatch] = []
+    traces: list[FeatureTrace | None] = []
     for indices in _group_by_signature([queued.request.signature for queued in requests]):
-        try:
-            encoded.append((indices, _encode(model.encoder, [requests[index] for index in indices])))
-        except InvalidInputError:  # find the invalid requests by encoding one by one
-            for index in indices:
-                try:
-                    encoded.append(([index], _encode(model.encoder, [requests[index]])))
-                except InvalidInputError as error:
-                    results[index] = error
+        groups = [indices]
+        while groups:
+            group = groups.pop(0)
+            try:
+                batch, group_traces = _encode(model.encoder, [requests[index] for index in group], traced)
+            except InvalidInputError as error:
+                if len(group) == 1:
+                    results[group[0]] = error
+                else:  # find the invalid requests by encoding one by one
+                    groups = [[index] for index in group]
+                continue
+            order += group
+            batches.append(batch)
+            traces += group_traces
     _end_stage("look-up", requests)
-    if encoded:
-        batch = RequestBatch.concat([part.batch for _, part in encoded])
-        order = [index for indices, _ in encoded for index in indices]
-        computed = [values for _, part in encoded for values in part.computed]
-        scored = _score(model, batch, tasks, [len(requests[index].request) for index in order], computed)
-        results |= zip(order, scored, strict=True)
+    if order:
+        counts = [len(requests[index].request) for index in order]
+        results |= zip(order, _score(model, RequestBatch.concat(batches), tasks, counts, traces), strict=True)
     _end_stage("forward", requests)
     return [results[index] for index in range(len(requests))]
 
@@ -117,22 +128,20 @@ def _group_by_signature(signatures: Sequence[Hashable]) -> Iterator[list[int]]:
     return iter(groups.values())
 
 
-class EncodedRequests(NamedTuple):
-    """Requests that were encoded together, and the features that each of them does not contain."""
-
-    batch: RequestBatch
-    computed: list[ComputedFeatures]
-
-
-def _encode(encoder: RequestEncoder, requests: Sequence[QueuedRequest]) -> EncodedRequests:
+def _encode(
+    encoder: RequestEncoder, requests: Sequence[QueuedRequest], traced: bool
+) -> tuple[RequestBatch, Sequence[FeatureTrace | None]]:
+    """Encode requests together; return with them the trace of each."""
     try:
-        batch, computed = encoder.encode(FeatureRequest.concat([queued.request for queued in requests]))
+        batch, trace = encoder.encode(FeatureRequest.concat([queued.request for queued in requests]), traced=traced)
     except InvalidInputError as error:
         row = None if error.row is None else error.row + requests[0].offset
         raise InvalidInputError(error.field, error.reason, row) from None
+    if trace is None:
+        return batch, [None] * len(requests)
     stops = np.cumsum([len(queued.request) for queued in requests]).tolist()
     rows = map(slice, [0, *stops], stops)
-    return EncodedRequests(batch, [computed.of_request(request, part) for request, part in enumerate(rows)])
+    return batch, [trace.of_request(request, part) for request, part in enumerate(rows)]
 
 
 def _score(
@@ -140,7 +149,7 @@ def _score(
     batch: RequestBatch,
     tasks: Sequence[str],
     counts: list[int],
-    computed: Sequence[ComputedFeatures],
+    traces: Sequence[FeatureTrace | None],
 ) -> Iterator[RequestScores]:
     """Score encoded requests.
 
@@ -149,17 +158,17 @@ def _score(
         batch: encoded requests.
         tasks: tasks to score.
         counts: number of candidates of each request.
-        computed: features that each request does not contain.
+        traces: trace of each request.
     """
     scores = model.backend.scores(batch, tasks)
     if len(scores) != sum(counts):
         raise ValueError(f"{len(scores)} scores for {sum(counts)} candidates")
-    parts = zip(counts, np.cumsum(counts).tolist(), model.encoder.missing(batch, counts), strict=True)
-    for request, (count, stop, missing) in enumerate(parts):
+    parts = zip(counts, np.cumsum(counts).tolist(), model.encoder.missing(batch, counts), traces, strict=True)
+    for request, (count, stop, missing, trace) in enumerate(parts):
         rows = slice(stop - count, stop)
         users = count if batch.unseen_users is not None and batch.unseen_users[request] else 0
         items = 0 if batch.unseen_items is None else int(np.count_nonzero(batch.unseen_items[rows]))
-        yield RequestScores(scores[rows], missing, UnseenIds(users, items), computed[request])
+        yield RequestScores(scores[rows], missing, users, items, trace)
 
 
 def _end_stage(stage: Literal["queue", "look-up", "forward"], requests: Sequence[QueuedRequest]) -> None:

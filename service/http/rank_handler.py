@@ -126,7 +126,7 @@ class RankHandler:
         permit.count(len(request.candidates))
         with cancel_on_disconnect(permit):
             result = await self._engine.rank(model, request, timer)
-        degraded = result.degraded or (routing.degraded and model is routing.current)
+        degraded = result.prepared.degraded or (routing.degraded and model is routing.current)
         summary = rank_summary(result, model, options, http.state.request_id, degraded=degraded)
         response = encode_response(result, summary, accept_format, columns=options.layout == "columns")
         if self._answers is not None and not trial:
@@ -150,8 +150,8 @@ def rank_summary(
         "version": model.version,
         "degraded": degraded,
     }
-    if result.counters_as_of is not None:
-        summary["counters_as_of"] = result.counters_as_of
+    if result.prepared.counters_as_of is not None:
+        summary["counters_as_of"] = result.prepared.counters_as_of
     if options.explain:
         summary["explain"] = explanation(result, model)
     return summary
@@ -162,7 +162,7 @@ def explanation(result: RankResult, model: LoadedModel) -> dict[str, Any]:
     explanation: dict[str, Any] = {
         "experts_run": result.experts_run,
         "experts_total": model.ranker.selection.num_experts,
-        "tasks": {task: {str(e): w for e, w in weights.items()} for task, weights in result.experts.items()},
+        "tasks": {task: {str(e): w for e, w in weights.items()} for task, weights in result.prepared.experts.items()},
     }
     contributions = result.contributions
     if contributions is not None:

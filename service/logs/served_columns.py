@@ -69,7 +69,7 @@ class ServedColumns:
             "time": self._times(requests),
             "user_id": self._users(requests),
             "degraded": pa.array([request.degraded for request in requests], pa.bool_()),
-            "counters_as_of": _as_of([result.counters_as_of for result in results]),
+            "counters_as_of": _as_of([result.prepared.counters_as_of for result in results]),
             "tasks": pa.array([result.tasks for result in results], pa.list_(pa.string())),
             "item_id": _to_lists(self._items(requests), offsets),
             "score": _to_lists(pa.array(np.concatenate([result.total for result in results])), offsets),
@@ -96,7 +96,7 @@ class ServedColumns:
         to_unix = time.time() - time.monotonic()
         microseconds = []
         for request in requests:
-            clock_times = request.result.used.request.times
+            clock_times = request.result.prepared.request.times
             if request.time is not None:
                 microseconds.append((request.time - EPOCH) // timedelta(microseconds=1))
             elif clock_times and self._zone is not None:

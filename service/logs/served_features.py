@@ -76,19 +76,19 @@ class FeatureRows:
     """
 
     def __init__(self, requests: Sequence[ServedRequest]) -> None:
-        used = [request.result.used for request in requests]
-        features = [part.request for part in used]
-        self._computed = [part.computed for part in used]
-        self._ones = [1] * len(used)
+        results = [request.result for request in requests]
+        features = [result.prepared.request for result in results]
+        self._computed = [result.trace for result in results if result.trace is not None]
+        self._ones = [1] * len(results)
         self._counts = [len(part) for part in features]
         starts = np.cumsum(self._counts) - self._counts
-        orders = [part.order for part in used]
+        orders = [result.order for result in results]
         self._order: IdArray = np.concatenate(orders) + np.repeat(starts, list(map(len, orders)))
         self._order_array = pa.array(self._order)
         owners = {owner: [part.owners[owner] for part in features] for owner in OWNERS}
         self._sent = {owner: Columns([part.columns for part in parts]) for owner, parts in owners.items()}
         self._stored = {owner: Columns([part.stored for part in parts]) for owner, parts in owners.items()}
-        missing = [request.result.missing for request in requests]
+        missing = [result.missing for result in results]
         names, shared, items = missing[0].names, missing[0].shared_indices, missing[0].item_indices
         self._positions = {
             "user": {names[index]: i for i, index in enumerate(shared)},

@@ -45,12 +45,12 @@ class ServedRequest(NamedTuple):
     @property
     def candidates(self) -> int:
         """Number of candidates of the request, also those that the response does not contain."""
-        return len(self.result.used.request)
+        return len(self.result.prepared.request)
 
     @property
     def bytes(self) -> int:
         """Approximate memory of the values that the request and the feature store hold."""
-        stored = len(self.result.used.request.owners["item"].stored)
+        stored = len(self.result.prepared.request.owners["item"].stored)
         return BODY_FACTOR * self.body_bytes + STORED_VALUE_BYTES * stored * self.candidates
 
 

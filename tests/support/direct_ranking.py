@@ -13,7 +13,7 @@ def rank_alone(ranker: FrozenRanker, request: ParsedRequest) -> RankResult:
     """Rank a request as the service does, but without its queue and batches."""
     encoder = RequestEncoder(ranker)
     prepared = prepare(ranker, encoder, request)
-    batch, computed = encoder.encode(prepared.request)
+    batch = encoder(prepared.request)
     (missing,) = encoder.missing(batch, prepared.request.counts)
-    scores = select_backend(ranker, "torch").scores(batch, [task.name for task in prepared.tasks])
-    return sort_candidates(prepared, scores, missing, computed)
+    scores = select_backend(ranker, "torch").scores(batch, prepared.tasks)
+    return sort_candidates(prepared, scores, missing)

@@ -29,12 +29,12 @@ class BlockedScorer:
         self.started, self.release = threading.Event(), threading.Event()
 
     def __call__(
-        self, key: scoring.BatchKey, batch: Sequence[scoring.QueuedRequest]
+        self, key: scoring.BatchKey, batch: Sequence[scoring.QueuedRequest], *, traced: bool
     ) -> list[scoring.RequestScores | Exception]:
         self.rows.append(sum(len(queued.request) for queued in batch))
         self.started.set()
         assert self.release.wait(TIMEOUT_SECONDS)
-        return self._score(key, batch)
+        return self._score(key, batch, traced=traced)
 
 
 @contextmanager

@@ -55,5 +55,5 @@ def _in_request_order(result: RankResult, name: str) -> npt.NDArray[np.float32]:
     """Return the scores of a task, or the objective [candidates], in the order of the request."""
     ranked = result.scores[:, result.tasks.index(name)] if name in result.tasks else result.total
     scores = np.empty(len(ranked), np.float32)
-    scores[result.used.order] = ranked
+    scores[result.order] = ranked
     return scores

@@ -82,7 +82,7 @@ class InferHandler:
         permit.count(count)
         with cancel_on_disconnect(permit):
             result = await self._engine.rank(model, tensors.request, timer)
-        degraded = result.degraded or (routing.degraded and model is routing.current)
+        degraded = result.prepared.degraded or (routing.degraded and model is routing.current)
         response = encode_tensors(result, tensors.outputs, model, message.id, degraded=degraded)
         if self._answers is not None:
             self._answers.add(request_id, result.ids)

@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from service.engine.request import FeatureRequest
 from service.engine.request_encoder import MissingFeatures
-from service.engine.response import RankResult
-from service.engine.used_features import ComputedFeatures, UsedFeatures
+from service.engine.response import PreparedRequest, RankResult
 from service.http.encode import encode_response
 from service.http.media_types import ARROW, JSON
 from service.protocol.messages import ColumnarRankResponse, RankResponse
@@ -36,8 +35,9 @@ def results(draw: st.DrawFn) -> RankResult:
     missing = MissingFeatures(NAMES, [1, 3], [2, 0], np.array(draw(st.tuples(st.booleans(), st.booleans()))), item_mask)
     scores = draw(arrays.arrays(np.float32, (count, len(tasks)), elements=FLOATS))
     total = draw(arrays.arrays(np.float64, count, elements=st.floats(-1e300, 1e300)))
-    used = UsedFeatures(FeatureRequest({}, [count]), ComputedFeatures({}, {}, {}), np.arange(count))
-    return RankResult(ids, total, scores, missing, tasks, {}, degraded=False, used=used)
+    features, weights = FeatureRequest({}, [count]), np.ones(len(tasks))
+    prepared = PreparedRequest(ids, features, tasks, weights, None, False, {}, False, None)
+    return RankResult(prepared, np.arange(count), total, scores, missing)
 
 
 def expected(result: RankResult) -> list[dict[str, Any]]:

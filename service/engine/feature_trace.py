@@ -1,4 +1,4 @@
-"""What encoding adds to the features of a request, for the served log."""
+"""Feature values computed during encoding, for the served log."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ranking.encoding.batch import Float32, Mask
-from ranking.encoding.vocabulary import IdArray
 from ranking.schema import Owner
-from service.engine.request import FeatureRequest
 from service.engine.values import Values
 
 
 @dataclass(frozen=True)
-class ComputedFeatures:
+class FeatureTrace:
     """Values that a request does not contain: which ids the bundle's tables know, counters and histories.
 
     Attributes:
@@ -29,21 +27,21 @@ class ComputedFeatures:
     numbers: Mapping[Owner, Float32]
     lists: Mapping[str, Values]
 
-    def of_request(self, request: int, candidates: slice) -> ComputedFeatures:
+    def of_request(self, request: int, candidates: slice) -> FeatureTrace:
         """Return the values of one of several requests, whose candidates have these positions."""
         rows: dict[Owner, slice] = {
             "user": (shared := slice(request, request + 1)),
             "context": shared,
             "item": candidates,
         }
-        return ComputedFeatures(
+        return FeatureTrace(
             {owner: known[rows[owner]] for owner, known in self.known.items()},
             {owner: numbers[rows[owner]] for owner, numbers in self.numbers.items()},
             {name: lists[shared] for name, lists in self.lists.items()},
         )
 
     @staticmethod
-    def concat(parts: Sequence[ComputedFeatures]) -> ComputedFeatures:
+    def concat(parts: Sequence[FeatureTrace]) -> FeatureTrace:
         """Join the candidates of all slices of one request."""
         first = parts[0]
         known, numbers = dict(first.known), dict(first.numbers)
@@ -51,19 +49,4 @@ class ComputedFeatures:
             known["item"] = np.concatenate([part.known["item"] for part in parts])
         if "item" in numbers:
             numbers["item"] = np.concatenate([part.numbers["item"] for part in parts])
-        return ComputedFeatures(known, numbers, first.lists)
-
-
-@dataclass(frozen=True)
-class UsedFeatures:
-    """Features with which a request was scored.
-
-    Attributes:
-        request: features of the request and of the feature store.
-        computed: further values.
-        order: position in the request of each candidate of the response [candidates].
-    """
-
-    request: FeatureRequest
-    computed: ComputedFeatures
-    order: IdArray
+        return FeatureTrace(known, numbers, first.lists)
