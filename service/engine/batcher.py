@@ -8,13 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeAlias
 
 from service.engine.errors import DeadlineExceededError, ScoringError
-from service.engine.scheduler import BatchSlice, KeyT, QueueEntry, Scheduler, WorkT
+from service.engine.request import FeatureRequest
+from service.engine.scheduler import BatchKey, BatchSlice, QueueEntry, Scheduler
+from service.engine.scoring import RequestScores
+from service.telemetry.stage_timer import StageTimer
 
-ResultT = TypeVar("ResultT")
-Reply = tuple[asyncio.Future[Any], Any]
+Score: TypeAlias = Callable[[BatchKey, Sequence[BatchSlice]], Sequence[RequestScores | Exception]]
+"""Scores a batch; returns the scores of each slice, or the error in its features."""
+Reply: TypeAlias = tuple[asyncio.Future[Any], Any]
 """A future, and the results or the error that it receives."""
 
 SHORT_SECONDS = 0.001
@@ -23,7 +27,7 @@ MAX_ESTIMATES = 1_000
 """Number of batch keys whose duration is remembered."""
 
 
-class Batcher(Generic[KeyT, WorkT, ResultT]):
+class Batcher:
     """Gathers the rows of concurrent requests into batches and scores them one at a time.
 
     There is no batching delay: an idle batcher starts at once, with all requests that the event loop read in the same
@@ -33,14 +37,13 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
     because more of them arrive while it scores, and larger batches cost less per request.
 
     Args:
-        score: function that scores a batch, called by one thread at a time. It takes the key and the works of the
-            batch and returns a result or an error for each work.
+        score: function that scores a batch, called by one thread at a time.
         max_rows: maximum number of rows per batch; larger requests are split.
     """
 
-    def __init__(self, score: Callable[[KeyT, Sequence[WorkT]], Sequence[ResultT | Exception]], max_rows: int) -> None:
+    def __init__(self, score: Score, max_rows: int) -> None:
         self._score = score
-        self._scheduler: Scheduler[KeyT, WorkT] = Scheduler(max_rows)
+        self._scheduler = Scheduler(max_rows)
         self._changed = threading.Condition()  # guards the scheduler, _closed and the start of a batch
         self._closed = False
         self._scoring_since: float | None = None  # None between batches
@@ -54,33 +57,42 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
         since = self._scoring_since
         return 0.0 if since is None else time.monotonic() - since
 
-    async def submit(self, key: KeyT, work: WorkT, rows: int, deadline: float = math.inf) -> list[ResultT]:
-        """Queue work and wait for its results; cancellation removes it from the queue.
+    async def submit(
+        self,
+        key: BatchKey,
+        features: FeatureRequest,
+        timer: StageTimer,
+        deadline: float = math.inf,
+        *,
+        counted: bool = True,
+    ) -> list[RequestScores]:
+        """Queue a request and wait for its scores; cancellation removes it from the queue.
 
         Args:
             key: batch key; only requests with the same key share a batch.
-            work: rows to score.
-            rows: number of rows, at least 1.
+            features: features of at least one candidate.
+            timer: stage timer of the request.
             deadline: ``time.monotonic()`` after which scoring must not start.
+            counted: whether the scoring metrics count the request.
 
         Returns:
-            Results of the slices of the work, in order; one unless the work was split.
+            Scores of the slices of the request, in order; one unless it was split.
 
         Raises:
             DeadlineExceededError: the deadline passed before scoring started.
-            ScoringError: ``score`` failed on a batch with rows of this work.
-            Exception: the error that ``score`` returned for this work.
+            ScoringError: ``score`` failed on a batch with rows of this request.
+            Exception: the error that ``score`` returned for this request.
             RuntimeError: the batcher is closed.
         """
         loop = asyncio.get_running_loop()
-        entry = QueueEntry(key, work, rows, deadline, loop.create_future())
+        entry = QueueEntry(key, features, timer, deadline, loop.create_future(), counted)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the batcher is closed")
             self._scheduler.add(entry)
         loop.call_soon(self._start)  # after all requests of this event loop iteration are queued
         try:
-            results: list[ResultT] = await entry.reply
+            results: list[RequestScores] = await entry.reply
             return results
         except asyncio.CancelledError:
             with self._changed:
@@ -88,7 +100,7 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
             raise
 
     def close(self) -> None:
-        """Score the queued work, then stop the thread; ``submit`` fails from now on."""
+        """Score the queued requests, then stop the thread; ``submit`` fails from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -119,15 +131,15 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
                 batch = self._take()
             self._score_taken(*batch)
 
-    def _take(self) -> tuple[list[BatchSlice[KeyT, WorkT]], list[QueueEntry[KeyT, WorkT]]]:
+    def _take(self) -> tuple[list[BatchSlice], list[QueueEntry]]:
         """Take the next batch from the queue, and mark it as being scored."""
         self._scoring_since = now = time.monotonic()
         return self._scheduler.take(now)
 
     def _score_taken(
         self,
-        slices: Sequence[BatchSlice[KeyT, WorkT]],
-        expired: Sequence[QueueEntry[KeyT, WorkT]],
+        slices: Sequence[BatchSlice],
+        expired: Sequence[QueueEntry],
         running_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Score a batch and deliver its replies.
@@ -149,7 +161,7 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
                 self._changed.notify()
         _deliver(replies, running_loop)
 
-    def _remember(self, slices: Sequence[BatchSlice[KeyT, WorkT]], seconds: float) -> None:
+    def _remember(self, slices: Sequence[BatchSlice], seconds: float) -> None:
         """Adjust the number of rows that are scored within ``SHORT_SECONDS``."""
         key, rows = hash(slices[0].entry.key), sum(part.rows for part in slices)
         known = self._short_rows.get(key, 0)
@@ -157,10 +169,10 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
             self._short_rows.clear()
         self._short_rows[key] = max(known, rows) if seconds <= SHORT_SECONDS else min(known, rows - 1)
 
-    def _score_batch(self, slices: Sequence[BatchSlice[KeyT, WorkT]]) -> list[Reply]:
+    def _score_batch(self, slices: Sequence[BatchSlice]) -> list[Reply]:
         """Score a batch and return the replies to the requests that it completes or fails."""
         try:
-            results = self._score(slices[0].entry.key, [part.work for part in slices])
+            results = self._score(slices[0].entry.key, slices)
             pairs = list(zip(slices, results, strict=True))
         except Exception as error:
             pairs = [(part, _scoring_error(error)) for part in slices]

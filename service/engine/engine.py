@@ -18,7 +18,8 @@ from service.engine.explainer import Explainer
 from service.engine.model import LoadedModel
 from service.engine.request import EMPTY, StoreFeatures
 from service.engine.response import PreparedRequest, RankResult, prepare, sort_candidates
-from service.engine.scoring import BatchKey, QueuedRequest, RequestScores, score_batch
+from service.engine.scheduler import BatchKey, BatchSlice
+from service.engine.scoring import RequestScores, score_batch
 from service.engine.validation import ParsedRequest, to_invalid_request
 from service.telemetry.batch_tracer import BatchTracer
 from service.telemetry.metrics import Metrics
@@ -74,7 +75,7 @@ class Engine:
     ) -> None:
         self._metrics, self._feature_store, self._traced = metrics, feature_store, traced
         score = self._score_batch if batch_tracer is None else partial(self._trace_batch, batch_tracer)
-        self._batcher: Batcher[BatchKey, QueuedRequest, RequestScores] = Batcher(score, max_batch_rows)
+        self._batcher = Batcher(score, max_batch_rows)
         self._explainer = Explainer()
         self._default_deadline_ms = math.inf if default_deadline_ms is None else default_deadline_ms
         self._max_deadline_ms = math.inf if max_deadline_ms is None else max_deadline_ms
@@ -149,8 +150,7 @@ class Engine:
         deadline = timer.arrived + deadline_ms / 1000
         self._metrics.queue_rows.inc(len(features))
         try:
-            queued = QueuedRequest(features, timer, counted)
-            parts = await self._batcher.submit((model, tasks), queued, len(features), deadline)
+            parts = await self._batcher.submit((model, tasks), features, timer, deadline, counted=counted)
         except DeadlineExceededError:
             raise _deadline_exceeded(deadline_ms, timer) from None
         finally:
@@ -165,7 +165,7 @@ class Engine:
         self._explainer.close()
 
     def _trace_batch(
-        self, tracer: BatchTracer, key: BatchKey, requests: Sequence[QueuedRequest]
+        self, tracer: BatchTracer, key: BatchKey, slices: Sequence[BatchSlice]
     ) -> list[RequestScores | Exception]:
         """Score a batch and record it for traces."""
         model, tasks = key
@@ -173,17 +173,17 @@ class Engine:
             "model": model.name,
             "version": model.version,
             "tasks": tasks,
-            "requests": len(requests),
-            "rows": sum(len(queued.request) for queued in requests),
+            "requests": len(slices),
+            "rows": sum(part.rows for part in slices),
         }
-        with tracer.batch([queued.timer for queued in requests], **fields):
-            return self._score_batch(key, requests)
+        with tracer.batch([part.entry.timer for part in slices], **fields):
+            return self._score_batch(key, slices)
 
-    def _score_batch(self, key: BatchKey, requests: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
+    def _score_batch(self, key: BatchKey, slices: Sequence[BatchSlice]) -> list[RequestScores | Exception]:
         """Score a batch and record its metrics."""
-        results = score_batch(key, requests, traced=self._traced)
-        pairs = zip(results, requests, strict=True)
-        counted = [result for result, queued in pairs if isinstance(result, RequestScores) and queued.counted]
+        results = score_batch(key, slices, traced=self._traced)
+        pairs = zip(results, slices, strict=True)
+        counted = [result for result, part in pairs if isinstance(result, RequestScores) and part.entry.counted]
         if counted:
             model, tasks = key
             scores = np.concatenate([result.scores for result in counted])

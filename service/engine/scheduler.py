@@ -4,56 +4,61 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from service.engine.model import LoadedModel
+from service.engine.request import FeatureRequest
+from service.telemetry.stage_timer import StageTimer
 
-class Sliceable(Protocol):
-    """Rows that can be scored in several batches."""
+if TYPE_CHECKING:
+    from service.engine.scoring import RequestScores
 
-    def slice(self, start: int, stop: int) -> Self:
-        """Return the rows [start, stop)."""
-        ...
-
-
-KeyT = TypeVar("KeyT", bound=Hashable)
-WorkT = TypeVar("WorkT", bound=Sliceable)
+BatchKey: TypeAlias = tuple[LoadedModel, tuple[str, ...]]
+"""The model and the sorted tasks; requests that agree in both share batches."""
 
 
 @dataclass(eq=False, slots=True)
-class QueueEntry(Generic[KeyT, WorkT]):
+class QueueEntry:
     """A request in the queue.
 
     Attributes:
         key: batch key; only entries with the same key share a batch.
-        work: rows to score.
-        rows: number of rows, at least 1.
+        features: features to score, of at least one candidate.
+        timer: stage timer of the request.
         deadline: ``time.monotonic()`` after which scoring must not start.
         reply: future that receives the results or an error.
+        counted: whether the scoring metrics count the request.
+        rows: number of candidates.
         scheduled: number of rows already assigned to batches.
         results: results of the scheduled rows, one per batch.
         quantum_stop: row at which the current quantum ends, see ``Scheduler``.
         priority: order in the queue, lowest first: virtual finish time, then arrival number.
     """
 
-    key: KeyT
-    work: WorkT
-    rows: int
+    key: BatchKey
+    features: FeatureRequest
+    timer: StageTimer
     deadline: float
     reply: asyncio.Future[Any]
+    counted: bool = True
+    rows: int = field(init=False)
     scheduled: int = 0
-    results: list[Any] = field(default_factory=list)
+    results: list[RequestScores] = field(default_factory=list)
     quantum_stop: int = 0
     priority: tuple[int, int] = (0, 0)
 
+    def __post_init__(self) -> None:
+        self.rows = len(self.features)
+
 
 @dataclass(frozen=True, slots=True)
-class BatchSlice(Generic[KeyT, WorkT]):
-    """Rows [start, stop) of one entry, scored in one batch."""
+class BatchSlice:
+    """Candidates [start, stop) of one entry, scored in one batch."""
 
-    entry: QueueEntry[KeyT, WorkT]
+    entry: QueueEntry
     start: int
     stop: int
 
@@ -63,13 +68,13 @@ class BatchSlice(Generic[KeyT, WorkT]):
         return self.stop - self.start
 
     @property
-    def work(self) -> WorkT:
-        """The rows themselves."""
+    def features(self) -> FeatureRequest:
+        """The features of the candidates."""
         whole = self.rows == self.entry.rows
-        return self.entry.work if whole else self.entry.work.slice(self.start, self.stop)
+        return self.entry.features if whole else self.entry.features.slice(self.start, self.stop)
 
 
-class Scheduler(Generic[KeyT, WorkT]):
+class Scheduler:
     """Forms batches of at most ``max_rows`` rows from requests of all sizes. Not thread-safe.
 
     A quantum is the next part of a request, at most ``max_rows`` rows. A quantum of n rows that is queued after c rows
@@ -87,23 +92,23 @@ class Scheduler(Generic[KeyT, WorkT]):
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._queues: dict[KeyT, list[QueueEntry[KeyT, WorkT]]] = {}
+        self._queues: dict[BatchKey, list[QueueEntry]] = {}
         self._scheduled_rows = 0
         self._arrivals = 0
 
-    def __iter__(self) -> Iterator[QueueEntry[KeyT, WorkT]]:
+    def __iter__(self) -> Iterator[QueueEntry]:
         return (entry for queue in self._queues.values() for entry in queue)
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
-    def add(self, entry: QueueEntry[KeyT, WorkT]) -> None:
+    def add(self, entry: QueueEntry) -> None:
         """Add an entry to the queue."""
         self._arrivals += 1
         entry.priority = (0, self._arrivals)
         self._enqueue(entry)
 
-    def remove(self, entry: QueueEntry[KeyT, WorkT]) -> None:
+    def remove(self, entry: QueueEntry) -> None:
         """Remove the remaining rows of an entry; do nothing if all rows are scheduled."""
         queue = self._queues.get(entry.key, [])
         if entry in queue:
@@ -111,12 +116,12 @@ class Scheduler(Generic[KeyT, WorkT]):
             self._drop_if_empty(entry.key)
 
     @property
-    def only_entry(self) -> QueueEntry[KeyT, WorkT] | None:
+    def only_entry(self) -> QueueEntry | None:
         """The entry in the queue if it is the only one."""
         entries = list(islice(self, 2))
         return entries[0] if len(entries) == 1 else None
 
-    def take(self, now: float) -> tuple[list[BatchSlice[KeyT, WorkT]], list[QueueEntry[KeyT, WorkT]]]:
+    def take(self, now: float) -> tuple[list[BatchSlice], list[QueueEntry]]:
         """Remove the next batch, and the expired entries that precede it, from the queue.
 
         Returns:
@@ -124,8 +129,8 @@ class Scheduler(Generic[KeyT, WorkT]):
             is empty or all entries of the key are expired. Second, the entries whose deadline passed before their
             first row was scheduled.
         """
-        starts: dict[QueueEntry[KeyT, WorkT], int] = {}
-        expired: list[QueueEntry[KeyT, WorkT]] = []
+        starts: dict[QueueEntry, int] = {}
+        expired: list[QueueEntry] = []
         if not self._queues:
             return [], expired
         key, queue = min(self._queues.items(), key=lambda pair: pair[1][0].priority)
@@ -147,13 +152,13 @@ class Scheduler(Generic[KeyT, WorkT]):
         self._drop_if_empty(key)
         return [BatchSlice(entry, start, entry.scheduled) for entry, start in starts.items()], expired
 
-    def _enqueue(self, entry: QueueEntry[KeyT, WorkT]) -> None:
+    def _enqueue(self, entry: QueueEntry) -> None:
         """Queue the next quantum of an entry."""
         quantum = min(self._max_rows, entry.rows - entry.scheduled)
         entry.quantum_stop = entry.scheduled + quantum
         entry.priority = (self._scheduled_rows + quantum, entry.priority[1])
         insort(self._queues.setdefault(entry.key, []), entry, key=lambda other: other.priority)
 
-    def _drop_if_empty(self, key: KeyT) -> None:
+    def _drop_if_empty(self, key: BatchKey) -> None:
         if not self._queues[key]:
             del self._queues[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
@@ -16,10 +16,7 @@ from service.engine.feature_trace import FeatureTrace
 from service.engine.model import LoadedModel
 from service.engine.request import FeatureRequest
 from service.engine.request_encoder import MissingFeatures, RequestEncoder
-from service.telemetry.stage_timer import StageTimer
-
-BatchKey: TypeAlias = tuple[LoadedModel, tuple[str, ...]]
-"""The model and the sorted tasks; requests that agree in both share batches."""
+from service.engine.scheduler import BatchKey, BatchSlice
 
 
 @dataclass(frozen=True)
@@ -55,69 +52,50 @@ class RequestScores:
         )
 
 
-@dataclass(frozen=True)
-class QueuedRequest:
-    """A request in the queue, or a slice of it.
-
-    Attributes:
-        request: features to score.
-        timer: stage timer of the request.
-        counted: whether the scoring metrics count the request.
-        offset: position in the request of the first candidate of this slice.
-    """
-
-    request: FeatureRequest
-    timer: StageTimer
-    counted: bool = True
-    offset: int = 0
-
-    def slice(self, start: int, stop: int) -> QueuedRequest:
-        """Return the candidates [start, stop)."""
-        return QueuedRequest(self.request.slice(start, stop), self.timer, self.counted, self.offset + start)
-
-
 def score_batch(
-    key: BatchKey, requests: Sequence[QueuedRequest], *, traced: bool = False
+    key: BatchKey, slices: Sequence[BatchSlice], *, traced: bool = False
 ) -> list[RequestScores | Exception]:
-    """Score a batch and return for each request its scores, or the error in its features.
+    """Score a batch and return for each slice of a request its scores, or the error in its features.
 
     Requests with the same signature are encoded together.
 
     Args:
         key: the model and the tasks.
-        requests: the batch.
+        slices: the batch.
         traced: whether to return the features that the requests do not contain, too.
 
     Raises:
         Exception: the backend failed.
     """
     model, tasks = key
-    _end_stage("queue", requests)
+    _end_stage("queue", slices)
+    features = [part.features for part in slices]
     results: dict[int, RequestScores | Exception] = {}
     order: list[int] = []
     batches: list[RequestBatch] = []
     traces: list[FeatureTrace | None] = []
-    for indices in _group_by_signature([queued.request.signature for queued in requests]):
+    for indices in _group_by_signature([part.signature for part in features]):
         groups = [indices]
         while groups:
             group = groups.pop(0)
             try:
-                batch, group_traces = _encode(model.encoder, [requests[index] for index in group], traced)
+                batch, group_traces = _encode(model.encoder, [features[index] for index in group], traced)
             except InvalidInputError as error:
                 if len(group) == 1:
-                    results[group[0]] = error
+                    row = None if error.row is None else error.row + slices[group[0]].start
+                    results[group[0]] = InvalidInputError(error.field, error.reason, row)
                 else:  # find the invalid requests by encoding one by one
                     groups = [[index] for index in group]
                 continue
             order += group
             batches.append(batch)
             traces += group_traces
-    _end_stage("look-up", requests)
+    _end_stage("look-up", slices)
     if order:
-        counts = [len(requests[index].request) for index in order]
+        counts = [slices[index].rows for index in order]
         results |= zip(order, _score(model, RequestBatch.concat(batches), tasks, counts, traces), strict=True)
-    _end_stage("forward", requests)
-    return [results[index] for index in range(len(requests))]
+    _end_stage("forward", slices)
+    return [results[index] for index in range(len(slices))]
 
 
 def _group_by_signature(signatures: Sequence[Hashable]) -> Iterator[list[int]]:
@@ -129,17 +107,13 @@ def _group_by_signature(signatures: Sequence[Hashable]) -> Iterator[list[int]]:
 
 
 def _encode(
-    encoder: RequestEncoder, requests: Sequence[QueuedRequest], traced: bool
+    encoder: RequestEncoder, requests: Sequence[FeatureRequest], traced: bool
 ) -> tuple[RequestBatch, Sequence[FeatureTrace | None]]:
     """Encode requests together; return with them the trace of each."""
-    try:
-        batch, trace = encoder.encode(FeatureRequest.concat([queued.request for queued in requests]), traced=traced)
-    except InvalidInputError as error:
-        row = None if error.row is None else error.row + requests[0].offset
-        raise InvalidInputError(error.field, error.reason, row) from None
+    batch, trace = encoder.encode(FeatureRequest.concat(requests), traced=traced)
     if trace is None:
         return batch, [None] * len(requests)
-    stops = np.cumsum([len(queued.request) for queued in requests]).tolist()
+    stops = np.cumsum([len(request) for request in requests]).tolist()
     rows = map(slice, [0, *stops], stops)
     return batch, [trace.of_request(request, part) for request, part in enumerate(rows)]
 
@@ -171,6 +145,6 @@ def _score(
         yield RequestScores(scores[rows], missing, users, items, trace)
 
 
-def _end_stage(stage: Literal["queue", "look-up", "forward"], requests: Sequence[QueuedRequest]) -> None:
-    for queued in requests:
-        queued.timer.end(stage)
+def _end_stage(stage: Literal["queue", "look-up", "forward"], slices: Sequence[BatchSlice]) -> None:
+    for part in slices:
+        part.entry.timer.end(stage)

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from service.app import create_app
-from service.engine import engine, scoring
+from service.engine import engine, scheduler, scoring
 from service.server.protocol import LimitedHttpProtocol
 from service.settings import Settings
 from tests.support.http_client import send_request
@@ -29,9 +29,9 @@ class BlockedScorer:
         self.started, self.release = threading.Event(), threading.Event()
 
     def __call__(
-        self, key: scoring.BatchKey, batch: Sequence[scoring.QueuedRequest], *, traced: bool
+        self, key: scheduler.BatchKey, batch: Sequence[scheduler.BatchSlice], *, traced: bool
     ) -> list[scoring.RequestScores | Exception]:
-        self.rows.append(sum(len(queued.request) for queued in batch))
+        self.rows.append(sum(part.rows for part in batch))
         self.started.set()
         assert self.release.wait(TIMEOUT_SECONDS)
         return self._score(key, batch, traced=traced)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -19,21 +20,27 @@ from hypothesis import strategies as st
 from service.engine import batcher as batcher_module
 from service.engine.batcher import MAX_ESTIMATES, Batcher
 from service.engine.errors import DeadlineExceededError, ScoringError
+from service.engine.request import FeatureRequest, RawFeatures
+from service.engine.request_encoder import MissingFeatures
+from service.engine.scheduler import BatchSlice
+from service.engine.scoring import RequestScores
+from service.telemetry.stage_timer import StageTimer
 
 T = TypeVar("T")
 Result = npt.NDArray[np.float32]
+KEY: Any = "k"
+NONE = MissingFeatures((), (), (), np.empty(0, np.bool_), np.empty((0, 0), np.bool_))
 SECONDS = 30.0
 """Timeout of a test; only failing tests reach it."""
 
 
-class Numbers:
-    """Work whose scores identify its rows."""
+def numbers(values: Sequence[int]) -> FeatureRequest:
+    """Return a request whose scores identify its candidates."""
+    return FeatureRequest({"item": RawFeatures(np.asarray(values, np.int64), {})}, [len(values)])
 
-    def __init__(self, values: Sequence[int]) -> None:
-        self.values = np.asarray(values, np.int64)
 
-    def slice(self, start: int, stop: int) -> Numbers:
-        return Numbers(self.values[start:stop])
+def values_of(part: BatchSlice) -> Any:
+    return part.features.owners["item"].ids
 
 
 def expected(values: Sequence[int], key: str) -> Result:
@@ -49,15 +56,18 @@ class Scorer:
         self._held = held
         self._permits = threading.Semaphore(0)
 
-    def __call__(self, key: str, works: Sequence[Numbers]) -> list[Result | Exception]:
-        values = np.concatenate([work.values for work in works]).tolist()
+    def __call__(self, key: Any, slices: Sequence[BatchSlice]) -> list[RequestScores | Exception]:
+        values = np.concatenate([values_of(part) for part in slices]).tolist()
         self.batches.append((key, values))
         self.started.put(values)
         if self._held:
             assert self._permits.acquire(timeout=SECONDS)
         if -1 in values:
             raise ArithmeticError("minus one")
-        return [LookupError("minus two") if -2 in work.values else expected(work.values, key) for work in works]
+        return [
+            LookupError("minus two") if -2 in ids else RequestScores(expected(ids, key), NONE, 0, 0, None)
+            for ids in map(values_of, slices)
+        ]
 
     def let_go(self, batches: int = 1) -> None:
         self._permits.release(batches)
@@ -67,12 +77,9 @@ class Scorer:
         return await asyncio.to_thread(self.started.get, timeout=SECONDS)
 
 
-NumbersBatcher = Batcher[str, Numbers, Result]
-
-
 @contextmanager
 def running_batcher(scorer: Any, max_rows: int) -> Any:
-    batcher: NumbersBatcher = Batcher(scorer, max_rows)
+    batcher = Batcher(scorer, max_rows)
     try:
         yield batcher
     finally:
@@ -89,20 +96,21 @@ def scorer() -> Scorer:
 
 
 @pytest.fixture
-def batcher(scorer: Scorer) -> Iterator[NumbersBatcher]:
+def batcher(scorer: Scorer) -> Iterator[Batcher]:
     """A batcher of at most 10 rows per batch."""
     with running_batcher(scorer, 10) as batcher:
         yield batcher
 
 
-def submit(batcher: NumbersBatcher, values: Sequence[int], key: str = "k", **options: float) -> asyncio.Task[Result]:
+def submit(batcher: Batcher, values: Sequence[int], key: Any = "k", deadline: float = math.inf) -> asyncio.Task[Result]:
     async def whole() -> Result:
-        return np.concatenate(await batcher.submit(key, Numbers(values), len(values), **options))
+        parts = await batcher.submit(key, numbers(values), StageTimer(), deadline)
+        return np.concatenate([part.scores for part in parts])
 
     return asyncio.ensure_future(whole())
 
 
-async def test_batcher_requests_during_scoring_form_next_batch(scorer: Scorer, batcher: NumbersBatcher) -> None:
+async def test_batcher_requests_during_scoring_form_next_batch(scorer: Scorer, batcher: Batcher) -> None:
     first = submit(batcher, [1, 2])
     assert await scorer.next_batch() == [1, 2]
     others = [submit(batcher, [10 * i, 10 * i + 1]) for i in range(1, 4)]
@@ -114,7 +122,7 @@ async def test_batcher_requests_during_scoring_form_next_batch(scorer: Scorer, b
     assert scorer.batches == [("k", [1, 2]), ("k", [10, 11, 20, 21, 30, 31])]
 
 
-async def test_batcher_failed_batch_fails_only_its_requests(scorer: Scorer, batcher: NumbersBatcher) -> None:
+async def test_batcher_failed_batch_fails_only_its_requests(scorer: Scorer, batcher: Batcher) -> None:
     before = submit(batcher, [1])
     await scorer.next_batch()
     bad, beside, large = submit(batcher, [-1]), submit(batcher, [2]), submit(batcher, [3] * 25)
@@ -133,7 +141,7 @@ async def test_batcher_failed_batch_fails_only_its_requests(scorer: Scorer, batc
     assert sum(values.count(3) for _, values in scorer.batches) == 8, "the rest of a failed request was scored"
 
 
-async def test_batcher_error_of_one_work_fails_only_that_request(scorer: Scorer, batcher: NumbersBatcher) -> None:
+async def test_batcher_error_of_one_work_fails_only_that_request(scorer: Scorer, batcher: Batcher) -> None:
     before = submit(batcher, [0])
     await scorer.next_batch()
     bad, beside = submit(batcher, [1, -2]), submit(batcher, [2])
@@ -148,22 +156,22 @@ async def test_batcher_error_of_one_work_fails_only_that_request(scorer: Scorer,
 def test_batcher_failed_work_is_not_scored_further() -> None:
     scorer = Scorer()
     with running_batcher(scorer, 10) as batcher, pytest.raises(LookupError, match="minus two"):
-        run(batcher.submit("k", Numbers([-2] * 25), 25))
+        run(batcher.submit(KEY, numbers([-2] * 25), StageTimer()))
     assert len(scorer.batches) == 1
 
 
 def test_batcher_too_few_results_raise_scoring_error() -> None:
     with running_batcher(lambda key, works: [], 10) as batcher, pytest.raises(ScoringError, match="shorter"):
-        run(batcher.submit("k", Numbers([1, 2]), 2))
+        run(batcher.submit(KEY, numbers([1, 2]), StageTimer()))
 
 
-async def test_batcher_requests_of_one_loop_iteration_share_batch(scorer: Scorer, batcher: NumbersBatcher) -> None:
+async def test_batcher_requests_of_one_loop_iteration_share_batch(scorer: Scorer, batcher: Batcher) -> None:
     scorer.let_go(8)
     await asyncio.gather(*(submit(batcher, [i]) for i in range(8)))
     assert scorer.batches == [("k", list(range(8)))]
 
 
-async def test_batcher_cancelled_request_is_not_scored(scorer: Scorer, batcher: NumbersBatcher) -> None:
+async def test_batcher_cancelled_request_is_not_scored(scorer: Scorer, batcher: Batcher) -> None:
     large = submit(batcher, range(100, 125))
     assert await scorer.next_batch() == list(range(100, 110))
     waiting, staying = submit(batcher, [1, 2]), submit(batcher, [3])
@@ -179,9 +187,7 @@ async def test_batcher_cancelled_request_is_not_scored(scorer: Scorer, batcher: 
     assert [values for _, values in scorer.batches] == [list(range(100, 110)), [3]]
 
 
-async def test_batcher_cancellation_during_scoring_does_not_affect_others(
-    scorer: Scorer, batcher: NumbersBatcher
-) -> None:
+async def test_batcher_cancellation_during_scoring_does_not_affect_others(scorer: Scorer, batcher: Batcher) -> None:
     first = submit(batcher, [0])
     await scorer.next_batch()
     leaving, staying = submit(batcher, [1]), submit(batcher, [2])
@@ -195,9 +201,7 @@ async def test_batcher_cancellation_during_scoring_does_not_affect_others(
     np.testing.assert_array_equal(await staying, expected([2], "k"))
 
 
-async def test_batcher_deadline_exceeded_in_queue_raises_without_scoring(
-    scorer: Scorer, batcher: NumbersBatcher
-) -> None:
+async def test_batcher_deadline_exceeded_in_queue_raises_without_scoring(scorer: Scorer, batcher: Batcher) -> None:
     first = submit(batcher, [1])
     await scorer.next_batch()
     expired = submit(batcher, [2], deadline=time.monotonic() - 1)
@@ -211,7 +215,7 @@ async def test_batcher_deadline_exceeded_in_queue_raises_without_scoring(
     assert [values for _, values in scorer.batches] == [[1], [3]]
 
 
-async def test_batcher_close_scores_queue_and_rejects_new_work(scorer: Scorer, batcher: NumbersBatcher) -> None:
+async def test_batcher_close_scores_queue_and_rejects_new_work(scorer: Scorer, batcher: Batcher) -> None:
     queued = [submit(batcher, range(start, start + 15)) for start in (0, 100, 200)]
     await scorer.next_batch()
     closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
@@ -220,11 +224,11 @@ async def test_batcher_close_scores_queue_and_rejects_new_work(scorer: Scorer, b
     for start, task in zip((0, 100, 200), queued, strict=True):
         np.testing.assert_array_equal(await task, expected(range(start, start + 15), "k"))
     with pytest.raises(RuntimeError, match="closed"):
-        await batcher.submit("k", Numbers([1]), 1)
+        await batcher.submit(KEY, numbers([1]), StageTimer())
 
 
 async def test_batcher_wakes_event_loop_once_per_batch(
-    scorer: Scorer, batcher: NumbersBatcher, monkeypatch: pytest.MonkeyPatch
+    scorer: Scorer, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wake_ups: list[Any] = []
     first = submit(batcher, [0])
@@ -240,7 +244,7 @@ async def test_batcher_wakes_event_loop_once_per_batch(
     assert len(wake_ups) == 2
 
 
-def test_batcher_closed_event_loop_does_not_stop_thread(scorer: Scorer, batcher: NumbersBatcher) -> None:
+def test_batcher_closed_event_loop_does_not_stop_thread(scorer: Scorer, batcher: Batcher) -> None:
     async def abandon() -> None:
         abandoned = submit(batcher, [1])
         await scorer.next_batch()
@@ -248,8 +252,8 @@ def test_batcher_closed_event_loop_does_not_stop_thread(scorer: Scorer, batcher:
 
     run(abandon())
     scorer.let_go(2)
-    (result,) = run(batcher.submit("k", Numbers([2]), 1))
-    np.testing.assert_array_equal(result, expected([2], "k"))
+    (result,) = run(batcher.submit(KEY, numbers([2]), StageTimer()))
+    np.testing.assert_array_equal(result.scores, expected([2], "k"))
 
 
 @pytest.fixture
@@ -267,12 +271,12 @@ class ThreadRecorder(Scorer):
         self.threads: list[int] = []
         self.seconds = seconds
 
-    def __call__(self, key: str, works: Sequence[Numbers]) -> list[Result | Exception]:
+    def __call__(self, key: Any, slices: Sequence[BatchSlice]) -> list[RequestScores | Exception]:
         self.threads.append(threading.get_ident())
         end = time.thread_time() + self.seconds
         while time.thread_time() < end:
             pass
-        return super().__call__(key, works)
+        return super().__call__(key, slices)
 
 
 def test_batcher_scores_a_short_request_that_is_alone_on_the_event_loop(short_seconds: float) -> None:
@@ -313,10 +317,10 @@ def test_batcher_scores_requests_that_arrive_during_scoring_on_the_event_loop(sh
     scorer = Scorer()
     later: list[asyncio.Task[Result]] = []
 
-    def score(key: str, works: Sequence[Numbers]) -> list[Result | Exception]:
+    def score(key: Any, slices: Sequence[BatchSlice]) -> list[RequestScores | Exception]:
         if len(scorer.batches) == 1:
             later.append(submit(batcher, [7]))
-        return scorer(key, works)
+        return scorer(key, slices)
 
     async def test() -> None:
         for _ in range(2):

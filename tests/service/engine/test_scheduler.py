@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.scheduler import BatchSlice, QueueEntry, Scheduler
+from service.telemetry.stage_timer import StageTimer
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Work that records its row range."""
+def candidates(count: int) -> FeatureRequest:
+    """Return a request whose candidates have their positions as ids."""
+    return FeatureRequest({"item": RawFeatures(np.arange(count), {})}, [count])
 
-    start: int
-    stop: int
 
-    def slice(self, start: int, stop: int) -> Rows:
-        return Rows(self.start + start, self.start + stop)
+def assert_rows(part: BatchSlice, start: int, stop: int) -> None:
+    ids = part.features.owners["item"].ids
+    assert ids is not None
+    assert list(ids) == list(range(start, stop))
 
 
 @pytest.fixture(scope="module")
@@ -33,39 +35,38 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def entry(
-    loop: asyncio.AbstractEventLoop, rows: int, key: str = "all tasks", deadline: float = math.inf
-) -> QueueEntry[str, Rows]:
-    return QueueEntry(key, Rows(0, rows), rows, deadline, loop.create_future())
+def entry(loop: asyncio.AbstractEventLoop, rows: int, key: Any = "all tasks", deadline: float = math.inf) -> QueueEntry:
+    return QueueEntry(key, candidates(rows), StageTimer(), deadline, loop.create_future())
 
 
-def take(queue: Scheduler[str, Rows], now: float = 0.0) -> list[BatchSlice[str, Rows]]:
+def take(queue: Scheduler, now: float = 0.0) -> list[BatchSlice]:
     slices, expired = queue.take(now)
     assert not expired
     return slices
 
 
-def ranges(slices: list[BatchSlice[str, Rows]], names: dict[QueueEntry[str, Rows], str]) -> list[tuple[str, int, int]]:
+def ranges(slices: list[BatchSlice], names: dict[QueueEntry, str]) -> list[tuple[str, int, int]]:
     return [(names[part.entry], part.start, part.stop) for part in slices]
 
 
 def test_take_fills_batch_and_splits_last_request(loop: asyncio.AbstractEventLoop) -> None:
-    queue: Scheduler[str, Rows] = Scheduler(10)
+    queue = Scheduler(10)
     a, b, c = entry(loop, 4), entry(loop, 4), entry(loop, 4)
     names = {a: "a", b: "b", c: "c"}
     for request in names:
         queue.add(request)
     slices = take(queue)
     assert ranges(slices, names) == [("a", 0, 4), ("b", 0, 4), ("c", 0, 2)]
-    assert [part.work for part in slices] == [Rows(0, 4), Rows(0, 4), Rows(0, 2)]
+    for part, rows in zip(slices, (4, 4, 2), strict=True):
+        assert_rows(part, 0, rows)
     (rest,) = take(queue)
-    assert rest.work == Rows(2, 4)
+    assert_rows(rest, 2, 4)
     assert not queue
     assert take(queue) == []
 
 
 def test_take_split_request_continues_before_later_arrivals(loop: asyncio.AbstractEventLoop) -> None:
-    queue: Scheduler[str, Rows] = Scheduler(10)
+    queue = Scheduler(10)
     names = {entry(loop, 6): "first", entry(loop, 6): "second", entry(loop, 6): "third"}
     for request in names:
         queue.add(request)
@@ -76,7 +77,7 @@ def test_take_split_request_continues_before_later_arrivals(loop: asyncio.Abstra
 
 
 def test_take_batch_contains_one_key(loop: asyncio.AbstractEventLoop) -> None:
-    queue: Scheduler[str, Rows] = Scheduler(10)
+    queue = Scheduler(10)
     names = {entry(loop, 2, "click"): "a", entry(loop, 2, "like"): "b", entry(loop, 2, "click"): "c"}
     for request in names:
         queue.add(request)
@@ -85,7 +86,7 @@ def test_take_batch_contains_one_key(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def test_take_split_quantum_finishes_before_next_begins(loop: asyncio.AbstractEventLoop) -> None:
-    queue: Scheduler[str, Rows] = Scheduler(100)
+    queue = Scheduler(100)
     names = {entry(loop, 10): "small", entry(loop, 1000): "large", entry(loop, 10): "newcomer"}
     small, large, newcomer = names
     queue.add(small)
@@ -98,7 +99,7 @@ def test_take_split_quantum_finishes_before_next_begins(loop: asyncio.AbstractEv
 
 @pytest.mark.parametrize("key", ["all tasks", "one task"])
 def test_take_small_requests_overtake_large_one(loop: asyncio.AbstractEventLoop, key: str) -> None:
-    queue: Scheduler[str, Rows] = Scheduler(1000)
+    queue = Scheduler(1000)
     large = entry(loop, 4000)
     queue.add(large)
     assert [part.rows for part in take(queue)] == [1000]
@@ -109,7 +110,7 @@ def test_take_small_requests_overtake_large_one(loop: asyncio.AbstractEventLoop,
 
 
 def test_take_large_request_progresses_under_full_load(loop: asyncio.AbstractEventLoop) -> None:
-    queue: Scheduler[str, Rows] = Scheduler(100)
+    queue = Scheduler(100)
     large = entry(loop, 400)
     queue.add(large)
     for _ in range(20):  # clients that send the next request after each response
@@ -125,9 +126,9 @@ def test_take_large_request_progresses_under_full_load(loop: asyncio.AbstractEve
 
 def test_take_large_request_delays_small_ones_by_at_most_one_batch(loop: asyncio.AbstractEventLoop) -> None:
     """A large request that has waited for long gets one quantum, not all of its remaining rows."""
-    queue: Scheduler[str, Rows] = Scheduler(100)
+    queue = Scheduler(100)
     queue.add(entry(loop, 10_000))
-    arrived: dict[QueueEntry[str, Rows], int] = {}
+    arrived: dict[QueueEntry, int] = {}
     waited = []
     for batch in range(300):
         for _ in range(3):  # 30 of 100 rows per batch, so that the large request fits too
@@ -140,7 +141,7 @@ def test_take_large_request_delays_small_ones_by_at_most_one_batch(loop: asyncio
 
 
 def test_take_expired_request_is_returned_separately(loop: asyncio.AbstractEventLoop) -> None:
-    queue: Scheduler[str, Rows] = Scheduler(10)
+    queue = Scheduler(10)
     expired, in_time = entry(loop, 3, deadline=5.0), entry(loop, 3, deadline=7.0)
     queue.add(expired)
     queue.add(in_time)
@@ -153,13 +154,13 @@ def test_take_expired_request_is_returned_separately(loop: asyncio.AbstractEvent
 
 
 def test_take_started_request_does_not_expire(loop: asyncio.AbstractEventLoop) -> None:
-    queue: Scheduler[str, Rows] = Scheduler(10)
+    queue = Scheduler(10)
     queue.add(entry(loop, 15, deadline=5.0))
     assert sum(part.rows for now in (4.0, 6.0) for part in take(queue, now)) == 15
 
 
 def test_remove_drops_remaining_rows(loop: asyncio.AbstractEventLoop) -> None:
-    queue: Scheduler[str, Rows] = Scheduler(10)
+    queue = Scheduler(10)
     large, small = entry(loop, 25), entry(loop, 5)
     queue.add(large)
     take(queue)
@@ -187,11 +188,11 @@ def test_take_any_arrivals_are_scheduled_completely_and_without_starvation(
 ) -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    queue: Scheduler[str, Rows] = Scheduler(max_rows)
-    entries: list[QueueEntry[str, Rows]] = []
-    queued_at: dict[QueueEntry[str, Rows], int] = {}
-    scheduled: dict[QueueEntry[str, Rows], int] = {}
-    removed: set[QueueEntry[str, Rows]] = set()
+    queue = Scheduler(max_rows)
+    entries: list[QueueEntry] = []
+    queued_at: dict[QueueEntry, int] = {}
+    scheduled: dict[QueueEntry, int] = {}
+    removed: set[QueueEntry] = set()
     scheduled_rows = 0
 
     def check_batch() -> None:
@@ -211,7 +212,7 @@ def test_take_any_arrivals_are_scheduled_completely_and_without_starvation(
             assert part.entry.key == key
             assert part.entry not in removed
             assert part.start == scheduled[part.entry] < part.stop
-            assert part.work == Rows(part.start, part.stop)
+            assert_rows(part, part.start, part.stop)
             scheduled[part.entry] = part.stop
         scheduled_rows += rows
 
