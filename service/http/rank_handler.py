@@ -25,7 +25,6 @@ from service.models.registry import ModelRouting
 from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.messages import RankOptions
 from service.settings import Settings
-from service.telemetry.request_telemetry import RequestInfo
 from service.telemetry.stage_timer import StageTimer
 
 PARSED_SHARE = 8
@@ -88,7 +87,7 @@ class RankHandler:
             trial: Whether a person tries a request out, so that nobody sees the candidates: the answer is neither
                 logged, nor remembered for feedback, nor scored by a shadow version.
         """
-        http.state.request_info = RequestInfo(routing.current.name, routing.current.version)
+        http.state.request_info = {"model": routing.current.name, "version": routing.current.version}
         accept_format = response_format(http.headers.get("accept", ""))
         body_format = request_format(http.headers.get("content-type", ""))
         body = await http.body()
@@ -110,18 +109,18 @@ class RankHandler:
     ) -> Response:
         model, body = routing.current, await http.body()
         timer: StageTimer = http.state.timer
-        request_info: RequestInfo = http.state.request_info
+        request_info: dict[str, Any] = http.state.request_info
         request = decode_request(body, body_format, model, self._settings)
         if routing.canary is not None:
             user, request_id = request.options.user.id, request.options.request_id
             model = routing.route(user, request_id or http.state.request_id)
-            request_info.version = model.version
+            request_info["version"] = model.version
             if model is routing.canary and body_format == ARROW:  # column names of a stream depend on the version
                 request = decode_request(body, body_format, model, self._settings)
         if body_format == ARROW:
             parsed.grow(request.candidates.arrow_bytes())
         options = request.options
-        request_info.candidates, request_info.tasks = len(request.candidates), options.tasks
+        request_info["candidates"], request_info["tasks"] = len(request.candidates), options.tasks or "all"
         permit: Permit = http.state.permit
         permit.count(len(request.candidates))
         with cancel_on_disconnect(permit):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Scope
@@ -16,31 +15,6 @@ from service.telemetry.tracing import RequestTracer
 
 log = logging.getLogger("ranker.service")
 slow_log = logging.getLogger("ranker.slow")
-
-
-@dataclass(slots=True)
-class RequestInfo:
-    """What a ranking request asks for; ``request_info`` in the state of its ASGI scope once it is known.
-
-    Attributes:
-        model: Name of the model that answers.
-        version: Version of the model.
-        candidates: Number of candidates, or None if the request has not been parsed.
-        tasks: Requested tasks, or None for all tasks.
-    """
-
-    model: str
-    version: str
-    candidates: int | None = None
-    tasks: Sequence[str] | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields for logs and traces. They contain no user ids, item ids or keys."""
-        fields: dict[str, Any] = {"model": self.model, "version": self.version}
-        if self.candidates is not None:
-            fields["candidates"] = self.candidates
-            fields["tasks"] = "all" if self.tasks is None else list(self.tasks)
-        return fields
 
 
 class RequestTelemetry:
@@ -71,7 +45,8 @@ class RequestTelemetry:
 
         Args:
             scope: ASGI scope of the request; its state holds the ``timer`` and, if known, the ``request_info`` and the
-                reason of a ``rejection`` that the status does not imply.
+                reason of a ``rejection`` that the status does not imply. The info consists of fields for logs and
+                traces, without user ids, item ids and keys.
             status: Status code of the response.
         """
         self._record_safely(self._record_request, scope, status)
@@ -91,16 +66,15 @@ class RequestTelemetry:
     def _record_request(self, scope: Scope, status: int) -> None:
         now = time.monotonic()
         timer: StageTimer = scope["state"]["timer"]
-        request_info: RequestInfo | None = scope["state"].get("request_info")
+        fields: dict[str, Any] = scope["state"].get("request_info", {})
         stages = timer.seconds()
         seconds = now - timer.arrived
         self._metrics.in_flight.dec()
-        model, rejection = request_info.model if request_info else "", scope["state"].get("rejection")
-        self._metrics.record_request(status, model, seconds, stages, rejection)
+        rejection = scope["state"].get("rejection")
+        self._metrics.record_request(status, fields.get("model", ""), seconds, stages, rejection)
         slow = seconds * 1000 > self._slow_ms
         if not slow and self._tracer is None:
             return
-        fields = request_info.fields() if request_info else {}
         if slow:
             milliseconds = {stage: round(duration * 1000, 3) for stage, duration in stages.items()}
             times = {"milliseconds": round(seconds * 1000, 3), "stages": milliseconds}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import Request, Response
 
 from service.engine.admission import Permit
@@ -18,7 +20,6 @@ from service.models.registry import ModelRouting
 from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.open_inference import HEADER_LENGTH
 from service.settings import Settings
-from service.telemetry.request_telemetry import RequestInfo
 from service.telemetry.stage_timer import StageTimer
 
 
@@ -54,7 +55,7 @@ class InferHandler:
             http: The request.
             routing: Served versions of its model.
         """
-        http.state.request_info = RequestInfo(routing.current.name, routing.current.version)
+        http.state.request_info = {"model": routing.current.name, "version": routing.current.version}
         body = await http.body()
         parsed = await self._parsed_bodies.acquire(json_size(body))
         try:
@@ -65,19 +66,19 @@ class InferHandler:
     async def _infer(self, http: Request, routing: ModelRouting, body: bytes) -> Response:
         model = routing.current
         timer: StageTimer = http.state.timer
-        request_info: RequestInfo = http.state.request_info
+        request_info: dict[str, Any] = http.state.request_info
         message, elements = read_body(body, http.headers.get(HEADER_LENGTH), self._settings)
         tensors = to_rank_request(message, elements, model)
         options = tensors.request.options
         request_id = options.request_id or http.state.request_id
         if routing.canary is not None:
             model = routing.route(options.user.id, request_id)
-            request_info.version = model.version
+            request_info["version"] = model.version
             if model is routing.canary:  # the names of columns depend on the version
                 tensors = to_rank_request(message, elements, model)
                 options = tensors.request.options
         count = len(tensors.request.candidates)
-        request_info.candidates, request_info.tasks = count, options.tasks
+        request_info["candidates"], request_info["tasks"] = count, options.tasks or "all"
         permit: Permit = http.state.permit
         permit.count(count)
         with cancel_on_disconnect(permit):

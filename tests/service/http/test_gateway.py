@@ -27,9 +27,9 @@ def start_scoring(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     event = threading.Event()
     score_batch = engine.score_batch
 
-    def score_after_event(key: Any, batch: Sequence[Any]) -> Any:
+    def score_after_event(key: Any, batch: Sequence[Any], **options: Any) -> Any:
         assert event.wait(TIMEOUT_SECONDS)
-        return score_batch(key, batch)
+        return score_batch(key, batch, **options)
 
     monkeypatch.setattr(engine, "score_batch", score_after_event)
     return event

@@ -95,9 +95,9 @@ def test_batch_of_concurrent_requests_is_linked_with_the_sampled_ones(
 ) -> None:
     release = threading.Event()
 
-    def score(*arguments: Any) -> Any:
+    def score(*arguments: Any, **options: Any) -> Any:
         release.wait(30)
-        return score_batch(*arguments)
+        return score_batch(*arguments, **options)
 
     monkeypatch.setattr(engine_module, "score_batch", score)
     with TestClient(create_app(Settings(repository=repository))) as client, ThreadPoolExecutor(4) as pool:
@@ -127,7 +127,7 @@ def test_failed_batch_has_the_class_of_its_exception(
 ) -> None:
     app = create_app(Settings(repository=repository))
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("a secret")
 
     monkeypatch.setattr(engine_module, "score_batch", fail)
