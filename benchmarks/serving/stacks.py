@@ -28,7 +28,7 @@ RULES = (
     ("service/engine/entity_encoder.py", LOOK_UP),
     ("service/engine/derived_encoder.py", LOOK_UP),
     ("service/engine/column_plan.py", LOOK_UP),
-    ("service/engine/used_features.py", LOOK_UP),
+    ("service/engine/feature_trace.py", LOOK_UP),
     ("service/feature_store/", LOOK_UP),
     ("ranking/lookup/", LOOK_UP),
     ("ranking/encoding/", LOOK_UP),

@@ -61,11 +61,11 @@ def hash_rows(table: pa.Table) -> Hashes:
     """Return a 64-bit hash of each row over all columns [rows]."""
     hashes = np.zeros(table.num_rows, np.uint64)
     for column in table.columns:
-        hashes = _mix(hashes * GOLDEN_RATIO + hash_values(column.combine_chunks()))
+        hashes = _finalize(hashes * GOLDEN_RATIO + value_hashes(column.combine_chunks()))
     return hashes
 
 
-def hash_values(column: pa.Array) -> Hashes:
+def value_hashes(column: pa.Array) -> Hashes:
     """Return a 64-bit hash of each value [rows]; lists are hashed as a whole."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -92,7 +92,7 @@ def _hash_valid(column: pa.Array) -> Hashes:
         return _hash_sequences(characters.astype(np.uint64), np.diff(ends))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-        return _hash_sequences(hash_values(pc.list_flatten(column)), lengths)
+        return _hash_sequences(value_hashes(pc.list_flatten(column)), lengths)
     else:
         return np.fromiter(map(stable_hash, column.to_pylist()), np.uint64, len(column))
     numbers: Hashes = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64)
@@ -103,11 +103,11 @@ def _hash_sequences(items: Hashes, lengths: npt.NDArray[np.integer]) -> Hashes:
     """Return 64 bits for each sequence: the sum of its items' hashes, each mixed with the item's position."""
     ends = np.cumsum(lengths)
     position = np.arange(len(items)) - np.repeat(ends - lengths, lengths) + 1
-    sums = np.append(np.uint64(0), np.cumsum(_mix(items + position.astype(np.uint64) * GOLDEN_RATIO)))
-    return _mix(sums[ends] - sums[ends - lengths] + lengths.astype(np.uint64))
+    sums = np.append(np.uint64(0), np.cumsum(_finalize(items + position.astype(np.uint64) * GOLDEN_RATIO)))
+    return _finalize(sums[ends] - sums[ends - lengths] + lengths.astype(np.uint64))
 
 
-def _mix(bits: Hashes) -> Hashes:
+def _finalize(bits: Hashes) -> Hashes:
     """Make each bit of the result depend on every bit (finalizer of SplitMix64, Steele et al. 2014)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

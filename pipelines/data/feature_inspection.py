@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.data.dedup import hash_values
+from pipelines.data.dedup import value_hashes
 from pipelines.data.sample import Matrix, RowSample
 from ranking.encoding.encoder import encode_labels
 from ranking.encoding.encoder_fitter import MIN_INDICATED, has_indicator
@@ -91,7 +91,7 @@ class FeatureInspector:
             column = column.drop_null()
             if not len(column):
                 continue
-            hashes = hash_values(column)
+            hashes = value_hashes(column)
             first = self._hashes.setdefault(feature.name, hashes[0])
             self._candidates.setdefault(feature.name, column[0].as_py())
             if (hashes != first).any():
@@ -136,7 +136,7 @@ class FeatureInspector:
             elif pa.types.is_null(column.type):
                 columns.append(np.full(len(column), np.nan))
             else:
-                hashes = (hash_values(column) & HASH_BITS).astype(np.float64)
+                hashes = (value_hashes(column) & HASH_BITS).astype(np.float64)
                 columns.append(np.where(column.is_null().to_numpy(zero_copy_only=False), np.nan, hashes))
         labels = encode_labels(rows, self._schema.tasks).astype(np.float64)
         return np.concatenate([np.stack(columns, axis=1), labels], axis=1)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipelines.config.uri import Uri, redact_uri
 from pipelines.data.dated_table import VALID_FROM, RowDates, is_dated, time_zone, valid_times
-from pipelines.data.dedup import DuplicateFilter, hash_values
+from pipelines.data.dedup import DuplicateFilter, value_hashes
 from pipelines.data.parquet import LogFile, find_files
 from pipelines.data.reader import as_log_error
 from ranking.counters.state import StateClock
@@ -114,7 +114,7 @@ class SideTableReader:
                 if times is None:
                     self._count_known(chunk)
                 else:
-                    dates.add(hash_values(chunk.ids), times)
+                    dates.add(value_hashes(chunk.ids), times)
                 start += len(chunk.ids)
                 yield len(chunk.ids)
         if self._dated:

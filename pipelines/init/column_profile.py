@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.data.dedup import hash_values
+from pipelines.data.dedup import value_hashes
 
 Codes = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -85,7 +85,7 @@ class ColumnProfile:
         if self.kind == "nested":
             _, codes = np.unique([repr(value) for value in self.values.to_pylist()], return_inverse=True)
         else:
-            _, codes = np.unique(hash_values(self.values), return_inverse=True)
+            _, codes = np.unique(value_hashes(self.values), return_inverse=True)
         valid = self.values.is_valid().to_numpy(zero_copy_only=False)
         return np.where(valid, codes, -1).astype(np.int64)
 

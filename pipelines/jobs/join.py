@@ -29,8 +29,8 @@ from pipelines.loop.state import FeedbackState, JoinState
 from ranking.artifacts.repository import list_models
 from ranking.errors import LogError, UsageError, single_line
 from ranking.served_log.reader import (
-    Candidates,
     DamagedFileError,
+    ServedCandidates,
     ServedFile,
     find_served_files,
 )
@@ -210,7 +210,7 @@ def _write(
         for _, file, rows in selected:
             if not len(rows):
                 continue
-            candidates = Candidates(file, rows)
+            candidates = ServedCandidates(file, rows)
             table = layout.rows(file, candidates)
             labels, is_row = attribution.labels(candidates.shared("request_id"), candidates.items("item_id"))
             joined = add_labels(table, labels, is_row)

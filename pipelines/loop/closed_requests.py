@@ -27,8 +27,8 @@ from pipelines.loop.sources import LoopSources
 from ranking.artifacts.log_names import SERVED
 from ranking.encoding.vocabulary import IdArray
 from ranking.served_log.reader import (
-    Candidates,
     DamagedFileError,
+    ServedCandidates,
     ServedFile,
     creation_time,
     find_served_files,
@@ -250,7 +250,7 @@ class ClosedRequests:
                 continue
             candidates = None
             with self._leaving_out(file.path):
-                candidates = Candidates(file, requests)
+                candidates = ServedCandidates(file, requests)
             if candidates is not None:
                 for rows, used in _chunks(layout.rows(file, candidates), candidates, attribution):
                     after = position if used is None else str(used)
@@ -291,7 +291,9 @@ class ClosedRequests:
         return requests["t"].to_numpy(), hash_ids(requests["request_id"])
 
 
-def _chunks(rows: pa.Table, candidates: Candidates, attribution: Attribution) -> Iterator[tuple[pa.Table, int | None]]:
+def _chunks(
+    rows: pa.Table, candidates: ServedCandidates, attribution: Attribution
+) -> Iterator[tuple[pa.Table, int | None]]:
     """Yield labeled rows in the order of time, and the time of the last one; None for the last chunk."""
     labels, is_row = attribution.labels(candidates.shared("request_id"), candidates.items("item_id"))
     times: IdArray = candidates.shared("time").cast(TIME).cast(pa.int64()).filter(is_row.combine_chunks()).to_numpy()

@@ -15,7 +15,7 @@ from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.vocabulary import IdArray
 from ranking.errors import InvalidInputError, LogError, single_line
 from ranking.schema import InputFeature, NumberFeature, PooledFeature
-from ranking.served_log.reader import Candidates, ServedFile
+from ranking.served_log.reader import ServedCandidates, ServedFile
 from ranking.served_log.schema import TIME, ServedColumn, stored_column
 
 POSITION, REQUEST, MODEL, VERSION = "position", "request_id", "model", "version"
@@ -51,7 +51,7 @@ class RowLayout:
         ids = (("user_id", self.columns.user), ("item_id", self.columns.item))
         self._id_types = {name: _common([_element(file, stored) for file in files]) for stored, name in ids}
 
-    def rows(self, file: ServedFile, candidates: Candidates) -> pa.Table:
+    def rows(self, file: ServedFile, candidates: ServedCandidates) -> pa.Table:
         """Return rows without labels.
 
         Raises:
@@ -65,7 +65,7 @@ class RowLayout:
                 "bundle of that version or move the file away"
             ) from None
 
-    def _columns(self, file: ServedFile, candidates: Candidates) -> dict[str, pa.Array]:
+    def _columns(self, file: ServedFile, candidates: ServedCandidates) -> dict[str, pa.Array]:
         version, names, rows = self._versions[file.version], self.columns, len(candidates.request)
         columns: dict[str, pa.Array] = {
             POSITION: pa.array(candidates.positions),
@@ -114,7 +114,7 @@ class RowLayout:
 
 
 def _values(
-    candidates: Candidates,
+    candidates: ServedCandidates,
     column: ServedColumn,
     feature: InputFeature,
     table: FeatureTable | None,

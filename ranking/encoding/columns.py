@@ -42,7 +42,7 @@ def to_canonical(column: pa.Array, feature: InputFeature) -> pa.Array:
         raise InvalidInputError(feature.column, f"holds {dtype}, but '{feature.name}' is {usage}: write numbers")
     if feature.kind == "categorical":
         return _canonical_ids(column, feature)
-    if not _is_list(dtype):
+    if not is_list(dtype):
         raise InvalidInputError(
             feature.column, f"holds {dtype}, but '{feature.name}' is a {feature.kind}: write lists of ids"
         )
@@ -63,7 +63,8 @@ def _decoded(column: pa.Array) -> pa.Array:
     return column
 
 
-def _is_list(dtype: pa.DataType) -> bool:
+def is_list(dtype: pa.DataType) -> bool:
+    """Return whether values of a type are lists of variable size."""
     return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.encoding.columns import read_column, to_canonical
+from ranking.encoding.columns import is_list, read_column, to_canonical
 from ranking.encoding.encoder import Encoder, Scale, transform_column, transform_numbers
 from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdMapping, Vocabulary
 from ranking.errors import InvalidInputError
@@ -162,7 +162,7 @@ class EncoderFitter:
             if feature.name in self._samples:
                 self._samples[feature.name].add(column)
             elif isinstance(feature, IdFeature) and feature.table in self._counts:
-                self._count(feature.table, pc.list_flatten(column) if _is_list(column) else column, feature.column)
+                self._count(feature.table, pc.list_flatten(column) if is_list(column.type) else column, feature.column)
 
     def _count(self, name: str, ids: pa.Array, field: str) -> None:
         if pa.types.is_null(ids.type):
@@ -223,12 +223,8 @@ def _check_default_type(column: pa.Array, feature: IdFeature) -> None:
 
 
 def _id_type(column: pa.Array) -> pa.DataType:
-    return column.type.value_type if _is_list(column) else column.type
+    return column.type.value_type if is_list(column.type) else column.type
 
 
 def _type_name(dtype: pa.DataType) -> str:
     return "text" if pa.types.is_string(dtype) else "integers"
-
-
-def _is_list(column: pa.Array) -> bool:
-    return bool(pa.types.is_large_list(column.type))

@@ -116,7 +116,7 @@ def creation_time(path: Path) -> datetime | None:
     return None if name is None else name.created
 
 
-class Candidates:
+class ServedCandidates:
     """Candidates of some requests of a file, one row each.
 
     Args:

@@ -81,7 +81,7 @@ def take(values: Values, rows: IdArray) -> Values:
 
 def is_set(values: Values) -> Mask:
     """Return whether each value is set [rows]."""
-    if isinstance(values, np.ndarray):
+    if isinstance(values, np.ndarray) or (isinstance(values, pa.Array) and not values.null_count):
         return np.ones(len(values), np.bool_)
     if isinstance(values, pa.Array):
         mask: Mask = values.is_valid().to_numpy(zero_copy_only=False)

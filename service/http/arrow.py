@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.encoding.columns import to_id_array
+from ranking.encoding.columns import is_list, to_id_array
 from ranking.frozen.contributions import Contributions
 from ranking.schema import InputFeature
 from service.engine.errors import InvalidRequestError
@@ -115,7 +115,7 @@ def _check_columns(schema: pa.Schema, id_column: str, item_features: Mapping[str
         if count > 1:
             raise InvalidRequestError(field, f"the stream has {count} columns '{name}': send one")
         dtype = schema.field(name).type
-        if not (_is_single(dtype) or (name != id_column and _is_list(dtype) and _is_single(dtype.value_type))):
+        if not (_is_single(dtype) or (name != id_column and _is_any_list(dtype) and _is_single(dtype.value_type))):
             raise InvalidRequestError(field, f"holds {dtype!s:.80}: send numbers, integers, strings, or lists of those")
 
 
@@ -130,8 +130,8 @@ def _is_text(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype))
 
 
-def _is_list(dtype: pa.DataType) -> bool:
-    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype))
+def _is_any_list(dtype: pa.DataType) -> bool:
+    return is_list(dtype) or bool(pa.types.is_fixed_size_list(dtype))
 
 
 def _decode(buffer: pa.Buffer) -> list[pa.RecordBatch]:
@@ -157,7 +157,7 @@ def _decoded_bytes(column: pa.Array, limit: int) -> int:
     if pa.types.is_dictionary(dtype):
         sizes = _value_sizes(column.dictionary)
         return int(sizes[column.indices.drop_null().to_numpy()].sum()) + 8 * len(column)
-    if _is_list(dtype):
+    if _is_any_list(dtype):
         fixed = pa.types.is_fixed_size_list(dtype)
         count = len(column) * dtype.list_size if fixed else pc.sum(pc.list_value_length(column)).as_py() or 0
         lists = 8 * (len(column) + count)
@@ -176,7 +176,7 @@ def _max_length(column: pa.Array) -> int:
         return 0
     if pa.types.is_dictionary(dtype):
         return _max_length(column.dictionary)
-    if _is_list(dtype):
+    if _is_any_list(dtype):
         return _max_length(pc.list_flatten(column))
     return pc.max(pc.utf8_length(column.cast(pa.large_string()))).as_py() or 0 if _is_text(dtype) else 0
 

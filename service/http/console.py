@@ -128,7 +128,7 @@ class ServedLogState(BaseModel):
     share: float
 
 
-class FeedbackState(BaseModel):
+class FeedbackTarget(BaseModel):
     """Name of the folder or topic of feedback."""
 
     target: str
@@ -150,7 +150,7 @@ class LoopState(BaseModel):
     """Which parts of the loop are on; /metrics has their counts."""
 
     served_log: ServedLogState | None
-    feedback: FeedbackState | None
+    feedback: FeedbackTarget | None
     feature_store: FeatureStoreState | None
     counters: dict[str, CountersState]
     limits: dict[str, float | None]
@@ -272,7 +272,7 @@ def console_routes(
         as_of = {name: encoder.counters_as_of(None) for name, encoder in encoders.items()}
         return LoopState(
             served_log=ServedLogState(target=name_of(served), share=settings.served_share) if served else None,
-            feedback=FeedbackState(target=name_of(feedback)) if feedback else None,
+            feedback=FeedbackTarget(target=name_of(feedback)) if feedback else None,
             feature_store=describe_store(settings),
             counters={name: CountersState(as_of=time) for name, time in as_of.items() if time is not None},
             limits={"max_candidates": settings.max_candidates, "max_deadline_ms": settings.max_deadline_ms},

@@ -26,7 +26,7 @@ UNLOCKED_SECONDS = 60.0
 DAY_SECONDS = 86_400.0
 
 
-class LogFile:
+class UnfinishedFile:
     """An unfinished file, locked by the process that writes it.
 
     Args:
@@ -148,7 +148,7 @@ class LogFolder(LogSink):
         except OSError as error:
             raise OutputError(f"{path}: {content} cannot be written ({os_error_text(error)})") from None
 
-    def open_file(self, key: str | None = None) -> LogFile:
+    def open_file(self, key: str | None = None) -> UnfinishedFile:
         """Create an unfinished file.
 
         Args:
@@ -158,7 +158,7 @@ class LogFolder(LogSink):
             OSError: The file cannot be created; see also ``_check``.
         """
         self._check()
-        return LogFile(self.path / self._names.new(key))
+        return UnfinishedFile(self.path / self._names.new(key))
 
     def write(self, content: bytes | memoryview, key: str | None = None) -> Path:
         """Write a file; it is on disk and complete when this method returns.

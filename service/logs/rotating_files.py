@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from prometheus_client import Counter
 
-from service.logs.log_folder import LogFile, LogFolder
+from service.logs.log_folder import LogFolder, UnfinishedFile
 from service.logs.sink import LogSink, LogUsage
 
 log = logging.getLogger("ranker.service")
@@ -35,7 +35,7 @@ class RotatingFiles(LogSink):
     def __init__(self, folder: LogFolder, max_bytes: int, max_seconds: float, failures: Counter) -> None:
         self._folder, self._max_bytes, self._max_seconds = folder, max_bytes, max_seconds
         self._failures = failures
-        self._files: dict[str | None, LogFile] = {}
+        self._files: dict[str | None, UnfinishedFile] = {}
 
     def write(self, content: bytes | memoryview, key: str | None = None) -> None:
         """Append complete lines: either all of them or none, unless the process is killed.
@@ -88,7 +88,7 @@ class RotatingFiles(LogSink):
         self._report_loss(file, "moved or unmounted" if file.close() else "deleted")
         return False
 
-    def _report_loss(self, file: LogFile, fate: str) -> None:
+    def _report_loss(self, file: UnfinishedFile, fate: str) -> None:
         log.error("%s was %s while it was written, with %d bytes of accepted feedback", file.path, fate, file.size)
         self._failures.labels("lost").inc()
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.encoding.columns import cast_ids
+from ranking.encoding.columns import cast_ids, is_list
 from ranking.errors import InvalidInputError
 from ranking.schema import InputFeature, NumberFeature, PooledFeature
 from service.engine.values import Values
@@ -76,7 +76,7 @@ def common_type(types: Sequence[pa.DataType]) -> pa.DataType:
     distinct = list(dict.fromkeys(dtype for dtype in types if not pa.types.is_null(dtype)))
     if len(distinct) <= 1:
         return distinct[0] if distinct else pa.null()
-    if all(map(_is_list, distinct)):
+    if all(map(is_list, distinct)):
         values = common_type([dtype.value_type for dtype in distinct])
         return pa.list_(values) if all(map(pa.types.is_list, distinct)) else pa.large_list(values)
     return pa.float64() if all(map(pa.types.is_floating, distinct)) else pa.string()
@@ -91,7 +91,7 @@ def to_id_type(ids: pa.Array, dtype: pa.DataType | None) -> pa.Array:
     """Convert ids, or lists of ids, to the type of the model's ids, if that is known and possible."""
     if dtype is None or pa.types.is_null(ids.type):
         return ids
-    if _is_list(ids.type):
+    if is_list(ids.type):
         values = to_id_type(ids.values, dtype)
         mask = ids.is_null() if ids.null_count else None
         return pa.LargeListArray.from_arrays(ids.offsets, values, mask=mask)
@@ -99,14 +99,6 @@ def to_id_type(ids: pa.Array, dtype: pa.DataType | None) -> pa.Array:
         return cast_ids(ids, dtype, "")
     except InvalidInputError:  # text that no id of the model equals
         return ids
-
-
-def is_set(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return whether each value is set [rows]."""
-    if not values.null_count:
-        return np.ones(len(values), np.bool_)
-    valid: npt.NDArray[np.bool_] = values.is_valid().to_numpy(zero_copy_only=False)
-    return valid
 
 
 def to_binary(rows: npt.NDArray[np.uint8]) -> pa.Array:
@@ -148,7 +140,3 @@ def _from_list(values: list[Any], feature: InputFeature) -> pa.Array:
     except (pa.ArrowException, OverflowError):  # both integers and text, in different requests
         texts = [ids and [None if value is None else str(value) for value in ids] for ids in values]
         return pa.array(texts, pa.large_list(pa.string()))
-
-
-def _is_list(dtype: pa.DataType) -> bool:
-    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype))

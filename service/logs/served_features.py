@@ -11,8 +11,8 @@ import pyarrow as pa
 from ranking.encoding.vocabulary import IdArray
 from ranking.schema import InputFeature, Owner
 from ranking.served_log.schema import BUNDLE, COMPUTED, MISSING, REQUEST, STORE, stored_column
-from service.engine.values import Values
-from service.logs.served_arrays import Sources, concat_arrays, is_set, join_values, to_id_type
+from service.engine.values import Values, is_set
+from service.logs.served_arrays import Sources, concat_arrays, join_values, to_id_type
 from service.logs.served_request import ServedRequest
 
 OWNERS: tuple[Owner, ...] = ("user", "context", "item")
@@ -49,7 +49,7 @@ class FeatureColumn:
         return stored_column(self.owner, self.name)
 
 
-class Columns:
+class RequestColumns:
     """Columns of one owner in several requests.
 
     Args:
@@ -86,8 +86,8 @@ class FeatureRows:
         self._order: IdArray = np.concatenate(orders) + np.repeat(starts, list(map(len, orders)))
         self._order_array = pa.array(self._order)
         owners = {owner: [part.owners[owner] for part in features] for owner in OWNERS}
-        self._sent = {owner: Columns([part.columns for part in parts]) for owner, parts in owners.items()}
-        self._stored = {owner: Columns([part.stored for part in parts]) for owner, parts in owners.items()}
+        self._sent = {owner: RequestColumns([part.columns for part in parts]) for owner, parts in owners.items()}
+        self._stored = {owner: RequestColumns([part.stored for part in parts]) for owner, parts in owners.items()}
         missing = [result.missing for result in results]
         names, shared, items = missing[0].names, missing[0].shared_indices, missing[0].item_indices
         self._positions = {
@@ -145,7 +145,7 @@ class FeatureRows:
             return computed if values is None else _first_set(values, computed)
         return pa.nulls(len(sources)) if values is None else to_id_type(values, column.id_type)
 
-    def _join(self, column: FeatureColumn, columns: Columns) -> pa.Array | None:
+    def _join(self, column: FeatureColumn, columns: RequestColumns) -> pa.Array | None:
         """Return the values of a column, in the order of the responses; None if no request has the column."""
         if column.name not in columns.names:
             return None

@@ -11,14 +11,14 @@ import pytest
 
 from ranking.artifacts.log_names import FEEDBACK
 from ranking.errors import OutputError
-from service.logs.log_folder import LogFile, LogFolder
+from service.logs.log_folder import LogFolder, UnfinishedFile
 from service.logs.rotating_files import BLOCK_BYTES
 from tests.service.logs.folders import feedback_folder
 
 OLD = "feedback-20260110T090000Z-0123456789ab"
 
 
-def append(folder: LogFolder, key: str | None, lines: bytes) -> LogFile:
+def append(folder: LogFolder, key: str | None, lines: bytes) -> UnfinishedFile:
     """Append lines to a new file of a key, which stays open."""
     file = folder.open_file(key)
     file.append(lines)
