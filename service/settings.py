@@ -237,8 +237,9 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_topics(self) -> Settings:
-        if isinstance(self.served_log, KafkaAddress) and self.served_log == self.feedback_dir:
-            raise ValueError(f"served_log and feedback_dir are both {self.served_log}: use a topic for each")
+        served, feedback = self.served_log, self.feedback_dir
+        if isinstance(served, KafkaAddress) and isinstance(feedback, KafkaAddress) and served.topic == feedback.topic:
+            raise ValueError(f"served_log and feedback_dir both name the topic '{served.topic}': use a topic for each")
         return self
 
     @model_validator(mode="after")

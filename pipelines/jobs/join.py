@@ -110,7 +110,7 @@ def _join_files(
         served = {name: time for name, time in known.items() if time is None or sources.served / name in damaged}
         for number, file in enumerate(files):
             remaining = attribution.add(number, file, known.get(file.path.name), closed)
-            served[file.path.name] = closed if remaining else None
+            served[file.path.name] = max(closed, known.get(file.path.name) or closed) if remaining else None
             open_requests += remaining
         attribution.resolve()
         # Requests in damaged files need their feedback later.

@@ -130,6 +130,7 @@ class Batcher:
                     return
                 batch = self._take()
             self._score_taken(*batch)
+            del batch  # do not keep its models alive while waiting
 
     def _take(self) -> tuple[list[BatchSlice], list[QueueEntry]]:
         """Take the next batch from the queue, and mark it as being scored."""

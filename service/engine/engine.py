@@ -119,7 +119,7 @@ class Engine:
                 raise to_invalid_request(error, model.ranker.schema) from None
             if not prepared.explain:
                 return result
-            return await self._explainer.explain(model, prepared, result, timer.arrived + deadline_ms / 1000)
+            return await self._explainer.explain(model, result, timer.arrived + deadline_ms / 1000)
         finally:
             self._active_requests -= 1
 

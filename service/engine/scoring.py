@@ -52,9 +52,7 @@ class RequestScores:
         )
 
 
-def score_batch(
-    key: BatchKey, slices: Sequence[BatchSlice], *, traced: bool = False
-) -> list[RequestScores | Exception]:
+def score_batch(key: BatchKey, slices: Sequence[BatchSlice], *, traced: bool) -> list[RequestScores | Exception]:
     """Score a batch and return for each slice of a request its scores, or the error in its features.
 
     Requests with the same signature are encoded together.

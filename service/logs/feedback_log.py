@@ -34,7 +34,7 @@ KEY_SHARE = 0.5
 CHUNK_WRITES = 50
 """Maximum number of feedback requests whose lines are written together."""
 CHUNK_BYTES = 256 * 1024
-"""Approximate maximum size of their bodies; a larger body is written alone."""
+"""Maximum size of their bodies; a larger body is written alone."""
 WRITE_SECONDS = 10.0
 """Maximum seconds that a request waits to be written; a hung filesystem must not hold its connection."""
 
@@ -196,6 +196,11 @@ class FeedbackLog(LogThread[_Request]):
                 groups[key if self._sink.separates_keys else None][reply] = record
         for key, group in groups.items():
             self._store(key, {reply: record for reply, record in group.items() if not reply.done()})
+
+    def _maintain(self, *, closing: bool = False) -> float:
+        """Measure the queue, too; see ``LogThread``."""
+        self._metrics.feedback_queue_bytes.set(self._queue.bytes)
+        return super()._maintain(closing=closing)
 
     def _finish_entries(self) -> None:
         """Reply to the requests that were written or rejected."""

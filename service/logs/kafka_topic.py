@@ -41,12 +41,12 @@ class KafkaTopic(LogSink):
         """Return no usage: the retention of the topic bounds its size."""
         return LogUsage()
 
-    def write(self, content: bytes | memoryview, key: str | None = None) -> None:
+    def write(self, content: bytes | memoryview, key: str | None = None) -> None:  # noqa: ARG002 — of the base class
         """Send a file, and wait until all in-sync replicas have acknowledged it.
 
         Args:
             content: Content of the file.
-            key: Name of the API key whose content it is, or None.
+            key: None, because a message holds content of any API keys.
 
         Raises:
             OSError: The message was not acknowledged within ``DELIVERY_SECONDS``, or was rejected.
@@ -57,7 +57,7 @@ class KafkaTopic(LogSink):
             self._producer = None  # after a failure, the next file has a new producer
             producer.produce(
                 self._address.topic,
-                key=self._names.new(key),
+                key=self._names.new(),
                 value=bytes(content),
                 on_delivery=lambda error, _: results.append(error),
             )

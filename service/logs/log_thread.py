@@ -130,7 +130,10 @@ class LogThread(ABC, Generic[Entry]):
     def _scan_if_nearly_full(self, sizes: Mapping[str | None, int]) -> None:
         """Scan before writes of these sizes by API key, if they may exceed a quota."""
         recently = time.monotonic() - self._last_scan < MIN_SCAN_SECONDS
-        if not recently and any(self._quota.needs_scan(key, size) for key, size in sizes.items()):
+        total = sum(sizes.values())
+        if not recently and (
+            self._quota.needs_scan(None, total) or any(self._quota.needs_scan(key, size) for key, size in sizes.items())
+        ):
             self._scan()
 
     def _scan(self) -> None:

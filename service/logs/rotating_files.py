@@ -58,8 +58,8 @@ class RotatingFiles(LogSink):
         file.append(content)
         if not self._is_open(key):
             raise OSError(errno.ESTALE, "the feedback file was removed while it was written")
-        if file.size >= self._max_bytes:
-            self._finish(key)
+        if file.size >= self._max_bytes and not self._finish(key):
+            raise OSError(errno.ESTALE, "the feedback file was removed while it was written")
 
     def scan(self) -> LogUsage:
         """Measure the files of all processes, see ``LogFolder.scan``.
@@ -92,13 +92,13 @@ class RotatingFiles(LogSink):
         log.error("%s was %s while it was written, with %d bytes of accepted feedback", file.path, fate, file.size)
         self._failures.labels("lost").inc()
 
-    def _finish(self, key: str | None) -> None:
-        """Finish a file; remove an empty one, whose first write failed.
+    def _finish(self, key: str | None) -> bool:
+        """Finish a file; remove an empty one, whose first write failed. Return False if the lines are lost.
 
-        If that fails, the error is logged and the lines stay in the unfinished file; the next scan tries again.
+        If it fails, the error is logged and the lines stay in the unfinished file; the next scan tries again.
         """
         if not self._is_open(key):
-            return
+            return False
         file = self._files.pop(key)
         try:
             if file.size:
@@ -109,9 +109,10 @@ class RotatingFiles(LogSink):
         except OSError as error:
             if error.errno == errno.ESTALE:
                 self._report_loss(file, "deleted")
-                return
+                return False
             log.error("%s cannot be finished: %s", file.path, error.strerror)
             self._failures.labels("finish").inc()
+        return True
 
 
 def size_of_lines(file: BinaryIO) -> int:

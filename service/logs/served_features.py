@@ -78,7 +78,9 @@ class FeatureRows:
     def __init__(self, requests: Sequence[ServedRequest]) -> None:
         results = [request.result for request in requests]
         features = [result.prepared.request for result in results]
-        self._computed = [result.trace for result in results if result.trace is not None]
+        traces = [result.trace for result in results]
+        assert None not in traces, "the engine traces requests if the served log is on"
+        self._computed = [trace for trace in traces if trace is not None]
         self._ones = [1] * len(results)
         self._counts = [len(part) for part in features]
         starts = np.cumsum(self._counts) - self._counts

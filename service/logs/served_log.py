@@ -35,12 +35,12 @@ COLLECT_SECONDS = 2.0
 COLLECT_SHARE = 0.2
 """Maximum share of ``served_log_seconds`` between two conversions."""
 CHUNK_CANDIDATES = 20_000
-"""Approximate number of candidates that are converted at once, as soon as so many wait.
+"""Number of candidates that are converted at once, as soon as so many wait; a larger request is converted alone.
 
 It bounds the memory of waiting requests, and the time for which the interpreter lock is held.
 """
 CHUNK_BYTES = 16 * 1024 * 1024
-"""Approximate memory of the values that are converted at once."""
+"""Memory of the values that are converted at once; a larger request is converted alone."""
 EARLY_SHARE = 0.8
 """Share of ``served_log_seconds`` before whose end a file is begun, so that it is finished within the whole time."""
 

@@ -30,7 +30,7 @@ class ServedRequest(NamedTuple):
         user: Id of the user, or None.
         degraded: Whether the answer is degraded.
         body_bytes: Size of the body of the request.
-        result: Ranked candidates, with the features that were used.
+        result: Ranked candidates, with the prepared request and the trace of its features.
     """
 
     model: LoadedModel

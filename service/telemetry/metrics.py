@@ -117,11 +117,11 @@ class Metrics:
         shadow_requests: Requests for a shadow version by model and outcome.
         shadow_difference: Absolute difference between a shadow's scores and the served scores, by model and task.
         feedback_events: Events of feedback requests whose body was read, by outcome and reason.
-        feedback_bytes: Bytes written to feedback files.
-        feedback_failures: Failures of the feedback folder by operation.
+        feedback_bytes: Bytes of feedback written to files or the topic.
+        feedback_failures: Failures of the feedback folder or topic by operation.
         feedback_queue_bytes: Bytes of feedback requests that wait to be written.
         feedback_folder_bytes: Size of the feedback files at the last scan of their folder.
-        feedback_folder_limit_bytes: Maximum size of the feedback files, 0 if the service collects no feedback.
+        feedback_folder_limit_bytes: Maximum size of the feedback files, 0 without a feedback folder.
         feedback_unfinished_since: Unix time of the creation of the oldest unfinished feedback file, or infinity.
         served_requests: Requests in finished files of the served log.
         served_dropped: Requests that the served log lacks by reason.
@@ -216,10 +216,10 @@ class Metrics:
             "Events of feedback requests that were read, by outcome and reason.",
             ["outcome", "reason"],
         )
-        self.feedback_bytes = counter("feedback_bytes", "Bytes written to feedback files.")
+        self.feedback_bytes = counter("feedback_bytes", "Bytes of feedback written to files or the topic.")
         self.feedback_failures = counter(
             "feedback_failures",
-            "Failures of the feedback folder by operation: write, finish, scan or lost.",
+            "Failures of the feedback folder or topic by operation: write, finish, scan or lost.",
             ["operation"],
         )
         self.feedback_queue_bytes = total("feedback_queue_bytes", "Bytes of feedback that wait to be written.")
@@ -231,7 +231,7 @@ class Metrics:
         )
         self.feedback_folder_limit_bytes = Gauge(
             "ranker_feedback_folder_limit_bytes",
-            "Maximum size of the feedback files, 0 if the service collects no feedback.",
+            "Maximum size of the feedback files, 0 without a feedback folder.",
             registry=registry,
             multiprocess_mode="livemax",
         )

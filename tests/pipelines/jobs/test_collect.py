@@ -229,8 +229,15 @@ def test_mark_advances_while_no_feedback_arrives_and_stays_while_the_server_is_g
 
     monkeypatch.setattr(job, "FEEDBACK_SECONDS", 0.1)
     monkeypatch.setattr(job, "TIMEOUT_SECONDS", 1.0)
-    stop, messages = threading.Event(), list[str]()
-    monkeypatch.setattr(job, "print_status", messages.append)
+    stop, unknown, complete_until = threading.Event(), [], job._Collector._complete_until
+
+    def counted(collector: Any) -> datetime | None:
+        until = complete_until(collector)
+        if until is None:
+            unknown.append(True)
+        return until
+
+    monkeypatch.setattr(job._Collector, "_complete_until", counted)
     with kafka_broker() as broker, ThreadPoolExecutor(1) as pool:
         address = KafkaAddress.parse(broker.create_topic("idle"))
         broker.send("idle", *feedback(0))
@@ -240,9 +247,9 @@ def test_mark_advances_while_no_feedback_arrives_and_stays_while_the_server_is_g
             (first,) = marks(tmp_path)
             wait_until(lambda: len(marks(tmp_path)) == 1 and marks(tmp_path)[0] > first, "the mark advances")
             broker.stop()
-            wait_until(lambda: messages, "the end of the topic is not known")
-            stopped, count = oldest_unfinished(tmp_path), len(messages)
-            wait_until(lambda: len(messages) > count + 1, "the end of the topic is still not known")
+            wait_until(lambda: unknown, "the end of the topic is not known")
+            stopped, count = oldest_unfinished(tmp_path), len(unknown)
+            wait_until(lambda: len(unknown) > count + 1, "the end of the topic is still not known")
             assert oldest_unfinished(tmp_path) == stopped
         finally:
             stop.set()

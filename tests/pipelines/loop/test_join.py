@@ -618,3 +618,13 @@ def test_forgotten_rows_are_removed_and_the_join_continues(loop: LoopFolders) ->
     assert removed == {"feedback_lines": 1, "log_rows": {str(loop.log): 1}, "served_requests": 1, "unreadable": []}
     assert loop.join(until=7 * HOUR).unmatched == 0
     assert [*loop.labels()] == [("s", "a"), ("t", "b")]
+
+
+def test_join_until_an_earlier_time_than_before_repeats_no_request(loop: LoopFolders) -> None:
+    """The mark of a topic whose collection has just begun moves the default of ``until`` back."""
+    loop.serve({"early": (0, ["a"]), "late": (HOUR, ["a"])})
+    assert loop.join(until=HOUR + 60).requests == 1
+    loop.serve({"older": (-2 * HOUR, ["a"])})
+    assert loop.join(until=0).requests == 1
+    counts = loop.join(until=2 * HOUR + 60)
+    assert (counts.requests, counts.repeated_requests) == (1, 0)

@@ -179,3 +179,19 @@ async def test_rank_invalid_request_does_not_affect_others_in_batch(
     assert isinstance(invalid_in_second_batch, InvalidRequestError)
     assert invalid.field == "items[1].features.price"
     assert invalid_in_second_batch.field == "items[70].features.price"
+
+
+@pytest.mark.parametrize("traced", [False, True])
+async def test_rank_traces_features_only_if_asked_to(hand_ranker: FrozenRanker, traced: bool) -> None:
+    engine, model = (
+        Engine(50, Metrics(), traced=traced),
+        loaded_model(hand_ranker, select_backend(hand_ranker, "torch")),
+    )
+    try:
+        results = [await engine.rank(model, request(1, count), StageTimer()) for count in (0, 3, 120)]
+    finally:
+        engine.close()
+    for result, count in zip(results, (0, 3, 120), strict=True):
+        assert (result.trace is not None) == traced
+        if result.trace is not None:
+            assert len(result.trace.known["item"]) == count

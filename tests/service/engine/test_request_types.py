@@ -76,4 +76,5 @@ def test_default_request_creates_few_types(
         assert send_request(url, BODY).status == 200
         recorder.known = None
     recorder.names.discard("service.server.protocol.LimitedHttpProtocol")  # one per connection
+    assert {f"service.engine.{name}" for name in ("response.RankResult", "scheduler.QueueEntry")} < recorder.names
     assert len(recorder.names) <= MAX_TYPES, "\n".join(sorted(recorder.names))

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,19 +262,52 @@ def test_write_failure_raises_is_counted_and_later_writes_succeed(
 def test_defect_of_the_destination_reaches_the_caller_and_the_thread_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a defect")
+    def failing(method: str) -> Callable[..., None]:
+        def fail(*_: object, **__: object) -> None:
+            raise ZeroDivisionError(f"a defect of {method}")
 
+        return fail
+
+    monkeypatch.setattr(log_thread, "LOG_SECONDS", 0.0)
     with started_writer(tmp_path) as writer:
+        for method in ("write", "maintain"):
+            with monkeypatch.context() as patch:
+                patch.setattr(RotatingFiles, method, failing(method))
+                with pytest.raises(ZeroDivisionError) if method == "write" else nullcontext():
+                    asyncio.run(write(writer, b"1\n"))
+                message = f"feedback cannot be written: ZeroDivisionError: a defect of {method}"
+                wait_until(lambda message=message: message in caplog.messages)
         with monkeypatch.context() as patch:
-            patch.setattr(RotatingFiles, "write", fail)
-            with pytest.raises(ZeroDivisionError):
-                asyncio.run(write(writer, b"1\n"))
-            patch.setattr(RotatingFiles, "maintain", fail)
-            wait_until(lambda: "feedback cannot be written: ZeroDivisionError: a defect" in caplog.messages)
+            patch.setattr(FeedbackLog, "_scan_if_nearly_full", failing("scan"))
+            patch.setattr(feedback_log, "WRITE_SECONDS", 0.2)
+            with pytest.raises(TimeoutError):
+                asyncio.run(write(writer, b"3\n"))
         asyncio.run(write(writer, b"2\n"))
         writer.check(None, feedback_log.MAX_QUEUED_BYTES + 1)  # nothing waits
-    assert contents(tmp_path) == b"2\n"
+    assert contents(tmp_path) == b"1\n2\n"
+
+
+def test_group_of_several_keys_that_exceeds_the_quota_together_is_measured_before_it_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_disk: SlowDisk
+) -> None:
+    monkeypatch.setattr(log_thread, "SCAN_SECONDS", 3600.0)
+    monkeypatch.setattr(log_thread, "MAX_SCAN_SECONDS", 3600.0)
+    monkeypatch.setattr(log_thread, "MIN_SCAN_SECONDS", 0.0)
+    file = tmp_path / "feedback-20260110T090000Z-0123456789ab.jsonl"
+    file.write_bytes(b"x" * 800)
+
+    async def scenario(writer: FeedbackLog) -> None:
+        first = asyncio.create_task(write(writer, b"x" * 9 + b"\n"))
+        await asyncio.to_thread(slow_disk.entered.wait, TIMEOUT_SECONDS)
+        later = [asyncio.create_task(write(writer, b"x" * 99 + b"\n", f"key{number}")) for number in range(5)]
+        await asyncio.sleep(0)
+        file.unlink()
+        slow_disk.released.set()
+        await asyncio.gather(first, *later)
+
+    with started_writer(tmp_path, feedback_max_total_bytes=1_000) as writer:
+        asyncio.run(scenario(writer))
+    assert len(contents(tmp_path)) == 510
 
 
 def test_error_of_the_decoder_reaches_the_caller_and_the_thread_continues(tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ def test_feedback_without_a_broker_is_answered_503_and_with_it_202(
 
 
 def test_topic_of_both_logs_is_an_error(repository: Path) -> None:
-    variables = dict.fromkeys(("RANKER_SERVED_LOG", "RANKER_FEEDBACK_DIR"), "kafka://broker:9092/log")
-    with pytest.raises(ConfigError, match="served_log and feedback_dir are both kafka://broker:9092/log"):
+    variables = {"RANKER_SERVED_LOG": "kafka://a:9092/log", "RANKER_FEEDBACK_DIR": "kafka://b:9092,a:9092/log"}
+    with pytest.raises(ConfigError, match="served_log and feedback_dir both name the topic 'log'"):
         load_settings({"repository": repository}, environ=variables)
 
 
