@@ -21,7 +21,7 @@ from confluent_kafka import (
 
 from pipelines.console import print_status
 from pipelines.loop.collected_feedback import CollectedFeedback
-from ranking.artifacts.atomic_files import os_error_text, remove_drafts, replaced_file
+from ranking.artifacts.atomic_files import os_error_text, remove_drafts, replace_file
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.log_names import FEEDBACK
 from ranking.errors import LogError, OutputError
@@ -192,11 +192,7 @@ class _Collector:
         file = self._folder / name
         if file.exists():
             return False
-        try:
-            with replaced_file(file, 0o640) as stream:
-                stream.write(content)
-        except OSError as error:
-            raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
+        replace_file(file, [content], 0o640)
         return True
 
     def _write_feedback(self) -> None:
@@ -220,17 +216,19 @@ class _Collector:
         times = []
         try:
             topic = self._consumer.list_topics(self._topic.topic, timeout=TIMEOUT_SECONDS).topics[self._topic.topic]
+            if len(topic.partitions) > len(self._next_offsets):
+                raise LogError(f"{self._topic}: has {len(topic.partitions)} partitions now; start the command again")
             for number, offset in self._next_offsets.items():
                 now, partition = datetime.now(UTC), TopicPartition(self._topic.topic, number)
                 _, end = self._consumer.get_watermark_offsets(partition, timeout=TIMEOUT_SECONDS)
-                times.append(now if offset == end else self._read_until.get(number))
+                until = now if offset == end else self._read_until.get(number)
+                if until is None:
+                    return None
+                times.append(until)
         except KafkaException as error:  # the client connects again
             print_status(f"{self._topic}: {error.args[0].str()}")
             return None
-        if len(topic.partitions) > len(self._next_offsets):
-            raise LogError(f"{self._topic}: has {len(topic.partitions)} partitions now; start the command again")
-        known = [time for time in times if time is not None]
-        return min(known) - LATE if len(known) == len(times) else None
+        return min(times) - LATE
 
 
 def _is_served(content: bytes) -> bool:

@@ -42,9 +42,7 @@ class Follower:
         options: what to follow.
 
     Raises:
-        BundleError: the model cannot be read.
-        OutputError: the store cannot be reached.
-        UsageError: the address has an unsupported option, or the model has no counters.
+        RankerError: see ``FollowedVersion``.
     """
 
     def __init__(self, options: FollowOptions) -> None:

@@ -16,6 +16,7 @@ from pipelines.feature_store.counter_store import CounterStore
 from pipelines.feature_store.counter_values import counters_by_root
 from pipelines.feature_store.forgotten_users import forget_user
 from pipelines.jobs.row_removal import parquet_files, remove_feedback, remove_parquet_rows
+from pipelines.loop.feedback_files import find_feedback_files
 from ranking.artifacts import bundle, repository
 from ranking.artifacts.atomic_files import remove_drafts
 from ranking.artifacts.feature_store_keys import key_prefix
@@ -83,7 +84,7 @@ def forget(
 
     if feedback is not None and served is not None:
         requests = _requests(served, selected)
-        files = sorted(feedback.glob("feedback-*.jsonl"))
+        files = find_feedback_files(feedback)
         removed["feedback_lines"] = _total(
             "removing feedback", files, lambda file: remove_feedback(file, requests, unreadable)
         )

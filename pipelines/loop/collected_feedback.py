@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from ranking.artifacts.atomic_files import os_error_text, replaced_file
+from ranking.artifacts.atomic_files import os_error_text, replace_file
 from ranking.artifacts.log_names import FEEDBACK, PART_SUFFIX
 from ranking.errors import OutputError
 
@@ -100,7 +100,8 @@ class CollectedFeedback:
         files, offsets = 0, {}
         for partition, batch in self._batches.items():
             if batch.contents:
-                self._write(f"{self._start(partition, batch.first, batch.created)}-{batch.last}", batch.contents)
+                name = f"{self._start(partition, batch.first, batch.created)}-{batch.last}{FEEDBACK.suffix}"
+                replace_file(self._folder / name, batch.contents, 0o640)
                 files += 1
             if batch.contents or batch.last >= self._repeated_until[partition]:
                 offsets[partition] = batch.last
@@ -115,7 +116,7 @@ class CollectedFeedback:
         """
         marks = self._marks()
         until = max([until, *marks.values()])
-        mark = self._folder / f"{FEEDBACK.start(until)}-{self._topic}{FEEDBACK.suffix}{PART_SUFFIX}"
+        mark = self._mark(until)
         try:
             mark.touch(0o640)
             for earlier in marks.keys() - {mark}:
@@ -126,13 +127,8 @@ class CollectedFeedback:
     def _start(self, partition: int, first: int, created: datetime) -> str:
         return f"{FEEDBACK.start(created)}-{self._topic}-{partition}-{first}"
 
-    def _write(self, name: str, contents: list[bytes]) -> None:
-        file = self._folder / f"{name}{FEEDBACK.suffix}"
-        try:
-            with replaced_file(file, 0o640) as stream:
-                stream.writelines(contents)
-        except OSError as error:
-            raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
+    def _mark(self, until: datetime) -> Path:
+        return self._folder / f"{FEEDBACK.start(until)}-{self._topic}{FEEDBACK.suffix}{PART_SUFFIX}"
 
     def _find_last(self, partition: int, offset: int, time: datetime) -> float:
         """Return the last offset of a file that begins with a message; ``NONE`` if there is none.
@@ -145,13 +141,9 @@ class CollectedFeedback:
 
     def _marks(self) -> dict[Path, datetime]:
         """Return the marks of the topic and their times; there are two if a process ended while it replaced one."""
-        end = f"-{self._topic}{FEEDBACK.suffix}{PART_SUFFIX}"
-        names = {path: FEEDBACK.parse(path.name) for path in self._files() if path.name.endswith(end)}
-        return {
-            path: name.created
-            for path, name in names.items()
-            if name is not None and name.created is not None and path.name == FEEDBACK.start(name.created) + end
-        }
+        names = ((path, FEEDBACK.parse(path.name)) for path in self._files())
+        times = {path: name.created for path, name in names if name is not None and name.created is not None}
+        return {path: created for path, created in times.items() if path == self._mark(created)}
 
     def _files(self) -> list[Path]:
         try:

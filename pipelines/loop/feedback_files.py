@@ -6,9 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ranking.artifacts.atomic_files import os_error_text
-from ranking.artifacts.log_names import FEEDBACK, LogName
-from ranking.errors import LogError
+from ranking.artifacts.log_names import FEEDBACK
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -31,7 +29,7 @@ def find_feedback_files(folder: Path) -> list[Path]:
     Raises:
         LogError: the folder does not exist or cannot be read.
     """
-    return [path for path, name in _files(folder) if name.finished]
+    return [path for path, name in FEEDBACK.files_in(folder) if name.finished]
 
 
 def oldest_unfinished(folder: Path) -> datetime | None:
@@ -41,7 +39,7 @@ def oldest_unfinished(folder: Path) -> datetime | None:
         LogError: the folder does not exist or cannot be read.
     """
     # Listed twice: a folder that is listed while ``ranker collect`` replaces its mark may show neither of the two.
-    files = [name for _ in range(2) for _, name in _files(folder)]
+    files = [name for _ in range(2) for _, name in FEEDBACK.files_in(folder)]
     return min((name.created for name in files if not name.finished and name.created is not None), default=None)
 
 
@@ -133,13 +131,3 @@ def _describe(path: Path, lines: list[int]) -> str:
     numbers = ", ".join(map(str, lines[:SHOWN_LINES]))
     subject = f"line {numbers} is" if len(lines) == 1 else f"lines {numbers}{more} are"
     return f"{path}: {subject} not feedback; correct or delete {'it' if len(lines) == 1 else 'them'}"
-
-
-def _files(folder: Path) -> list[tuple[Path, LogName]]:
-    """Return the files of feedback and the parts of their names, oldest first."""
-    try:
-        names = [(path, FEEDBACK.parse(path.name)) for path in sorted(folder.iterdir())]
-    except OSError as error:
-        reason = f"cannot be read ({os_error_text(error)}); name the feedback_dir of the service"
-        raise LogError(f"{folder}: {reason}") from None
-    return [(path, name) for path, name in names if name is not None]

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -116,10 +116,24 @@ def write_json(data: dict[str, Any], file: Path, mode: int = 0o666) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
+    remove_drafts(file.parent)
+    replace_file(file, [(json.dumps(data, indent=2) + "\n").encode()], mode)
+
+
+def replace_file(file: Path, parts: Iterable[bytes], mode: int = 0o666) -> None:
+    """Replace a file atomically, see ``replaced_file``.
+
+    Args:
+        file: path of the file.
+        parts: its content.
+        mode: permissions, which the umask of the process restricts.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
     try:
-        remove_drafts(file.parent)
         with replaced_file(file, mode) as stream:
-            stream.write((json.dumps(data, indent=2) + "\n").encode())
+            stream.writelines(parts)
     except OSError as error:
         raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
 
@@ -163,10 +177,11 @@ def _new_draft(file: Path, mode: int) -> tuple[Path, int]:
 
 def remove_drafts(folder: Path) -> None:
     """Remove what processes left in a folder that were killed in ``replaced_file``."""
-    for draft in folder.glob(f".*.{'[0-9a-f]' * 2 * TOKEN_BYTES}.draft"):
-        with suppress(OSError), draft.open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the process that writes the draft runs
-            draft.unlink()
+    with suppress(OSError):  # a folder that cannot be read
+        for draft in folder.glob(f".*.{'[0-9a-f]' * 2 * TOKEN_BYTES}.draft"):
+            with suppress(OSError), draft.open("rb") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the process that writes the draft runs
+                draft.unlink()
 
 
 def os_error_text(error: OSError) -> str:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
+
+from ranking.artifacts.atomic_files import os_error_text
+from ranking.errors import LogError
 
 TIME_FORMAT: Final = "%Y%m%dT%H%M%SZ"
 """Format of the time of creation in a name."""
@@ -41,11 +46,13 @@ class LogNames:
     Attributes:
         prefix: First part of each name.
         suffix: Last part of the name of a finished file.
+        setting: Setting of the service that names the folder, for messages.
         with_keys: Whether names may have that of an API key.
     """
 
     prefix: str
     suffix: str
+    setting: str
     with_keys: bool = False
 
     def start(self, created: datetime) -> str:
@@ -71,6 +78,19 @@ class LogNames:
         own = TIME.fullmatch(time) is not None and RANDOM.fullmatch(random) is not None and bool(key) == bool(separator)
         return LogName(created, stem == name, own, key or None)
 
+    def files_in(self, folder: Path) -> Sequence[tuple[Path, LogName]]:
+        """Return the files of this log in a folder with the parts of their names, oldest first.
 
-SERVED = LogNames("served", ".parquet")
-FEEDBACK = LogNames("feedback", ".jsonl", with_keys=True)
+        Raises:
+            LogError: the folder does not exist or cannot be read.
+        """
+        try:
+            names = [(path, self.parse(path.name)) for path in sorted(folder.iterdir())]
+        except OSError as error:
+            reason = f"cannot be read ({os_error_text(error)}); name the {self.setting} of the service"
+            raise LogError(f"{folder}: {reason}") from None
+        return [(path, name) for path, name in names if name is not None]
+
+
+SERVED = LogNames("served", ".parquet", "served_log")
+FEEDBACK = LogNames("feedback", ".jsonl", "feedback_dir", with_keys=True)

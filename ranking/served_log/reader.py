@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ranking.artifacts.atomic_files import os_error_text
 from ranking.artifacts.log_names import SERVED
 from ranking.encoding.vocabulary import IdArray
 from ranking.errors import LogError, single_line
@@ -22,11 +22,11 @@ from ranking.regular_files import is_damage
 from ranking.schema import Owner
 from ranking.served_log.schema import (
     BUNDLE,
+    FORMAT,
     METADATA_KEY,
     TIME,
     ServedColumn,
     ServedDescription,
-    UnknownFormatError,
     source_column,
 )
 
@@ -67,10 +67,10 @@ class ServedFile(ServedDescription):
             stored = pq.read_schema(path)
             if METADATA_KEY not in (stored.metadata or {}):
                 raise DamagedFileError(path, "it has no description of a served log")
-            try:
-                description = ServedDescription.from_json(stored.metadata[METADATA_KEY])
-            except UnknownFormatError as error:
-                raise LogError(f"{path}: has format {error.format} of the served log; update dselect-ranker") from None
+            document = json.loads(stored.metadata[METADATA_KEY])
+            if document["format"] != FORMAT:
+                raise LogError(f"{path}: has format {document['format']} of the served log; update dselect-ranker")
+            description = ServedDescription.from_document(document)
             _check_columns(path, stored, description.columns)
             return cls(**vars(description), path=path, stored=stored)
 
@@ -102,12 +102,7 @@ def find_served_files(folder: Path) -> list[Path]:
     Raises:
         LogError: the folder does not exist or cannot be read.
     """
-    try:
-        return sorted(path for path in folder.iterdir() if _is_finished(path.name))
-    except OSError as error:
-        raise LogError(
-            f"{folder}: cannot be read ({os_error_text(error)}); name the served_log of the service"
-        ) from None
+    return [path for path, name in SERVED.files_in(folder) if name.finished]
 
 
 def creation_time(path: Path) -> datetime | None:
@@ -188,11 +183,6 @@ def _check_columns(path: Path, stored: pa.Schema, columns: Iterable[ServedColumn
             raise DamagedFileError(path, f"column '{name}' has type {kind}")
     if not pa.types.is_timestamp(stored.field("time").type):
         raise DamagedFileError(path, "its times have no type of times")
-
-
-def _is_finished(file: str) -> bool:
-    name = SERVED.parse(file)
-    return name is not None and name.finished
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,18 +24,6 @@ MISSING, REQUEST, STORE, BUNDLE, COMPUTED = range(5)
 """Sources of a value: none, the request, the feature store, a table of the bundle, or a counter or history."""
 TIME = pa.timestamp("us", "UTC")
 """Type of the time of a request."""
-
-
-class UnknownFormatError(Exception):
-    """A file has a later format than this version knows.
-
-    Attributes:
-        format: The format.
-    """
-
-    def __init__(self, number: object) -> None:
-        super().__init__(number)
-        self.format = number
 
 
 @dataclass(frozen=True)
@@ -87,16 +76,12 @@ class ServedDescription:
         return json.dumps({"format": FORMAT} | document).encode()
 
     @classmethod
-    def from_json(cls, text: bytes) -> ServedDescription:
-        """Parse a description.
+    def from_document(cls, document: Mapping[str, Any]) -> ServedDescription:
+        """Return the description in a parsed document of ``FORMAT``.
 
         Raises:
-            UnknownFormatError: The file has a later format.
-            ValueError, LookupError, TypeError: The text is not a description.
+            LookupError, TypeError: The document is not a description.
         """
-        document: dict[str, Any] = json.loads(text)
-        if document["format"] != FORMAT:
-            raise UnknownFormatError(document["format"])
         columns = tuple(
             ServedColumn(c["name"], c["owner"], c.get("kind", ""), c.get("type", ""), c["computed"])
             for c in document["columns"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -72,22 +72,21 @@ def score_batch(key: BatchKey, slices: Sequence[BatchSlice], *, traced: bool) ->
     order: list[int] = []
     batches: list[RequestBatch] = []
     traces: list[FeatureTrace | None] = []
-    for indices in _group_by_signature([part.signature for part in features]):
-        groups = [indices]
-        while groups:
-            group = groups.pop(0)
-            try:
-                batch, group_traces = _encode(model.encoder, [features[index] for index in group], traced)
-            except InvalidInputError as error:
-                if len(group) == 1:
-                    row = None if error.row is None else error.row + slices[group[0]].start
-                    results[group[0]] = InvalidInputError(error.field, error.reason, row)
-                else:  # find the invalid requests by encoding one by one
-                    groups = [[index] for index in group]
-                continue
-            order += group
-            batches.append(batch)
-            traces += group_traces
+    groups = deque(_group_by_signature([part.signature for part in features]))
+    while groups:
+        group = groups.popleft()
+        try:
+            batch, group_traces = _encode(model.encoder, [features[index] for index in group], traced)
+        except InvalidInputError as error:
+            if len(group) == 1:
+                row = None if error.row is None else error.row + slices[group[0]].start
+                results[group[0]] = InvalidInputError(error.field, error.reason, row)
+            else:  # find the invalid requests by encoding one by one
+                groups.extendleft([index] for index in reversed(group))
+            continue
+        order += group
+        batches.append(batch)
+        traces += group_traces
     _end_stage("look-up", slices)
     if order:
         counts = [slices[index].rows for index in order]

@@ -80,7 +80,7 @@ class BoundedQueue(Generic[Entry]):
             return self._has_room(Queued(None, units, size, key))
 
     def put(self, entry: Entry, units: int, size: int, key: str | None = None) -> bool:
-        """Add an entry; return False if there is no room for it."""
+        """Add an entry; return False if it does not fit."""
         queued = Queued(entry, units, size, key)
         with self._lock:
             if not self._has_room(queued):

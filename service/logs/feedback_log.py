@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,8 +21,6 @@ from service.logs.sink import LogSink, LogUsage
 from service.protocol.messages import SuspectReason
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
-
-log = logging.getLogger("ranker.service")
 
 MAX_QUEUED_WRITES = 1_000
 """Maximum number of feedback requests that wait to be written."""
@@ -116,7 +113,7 @@ class FeedbackLog(LogThread[_Request]):
         if target is None:
             return None
         if isinstance(target, KafkaAddress):  # its retention bounds its size
-            topic = open_topic("feedback_dir", target, FEEDBACK, "send fewer events at a time")
+            topic = open_topic(target, FEEDBACK, "send fewer events at a time")
             return cls(topic, LogQuota("feedback", 1), metrics)
         folder = LogFolder(target, FEEDBACK, "feedback", recover=size_of_lines)
         rotation = settings.feedback_max_bytes, settings.feedback_max_seconds

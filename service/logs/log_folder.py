@@ -202,21 +202,17 @@ class LogFolder(LogSink):
                 if name is None or not name.own:
                     continue
                 created = math.inf if name.created is None else name.created.timestamp()
-                path: Path | None = Path(entry.path)
-                if not name.finished:
-                    path = self._end_orphan(Path(entry.path), now - created)
-                    if path is not None and path.name == entry.name:
-                        oldest_part = min(oldest_part, created)
-                elif now - created > self._max_age:
-                    with suppress(OSError):  # the next scan tries again
-                        Path(entry.path).unlink(missing_ok=True)
-                        path = None
-                if path is not None:
-                    with suppress(FileNotFoundError):  # renamed or collected in the meantime
-                        size = os.lstat(path).st_size
-                        total += size
-                        if name.key is not None:
-                            by_key[name.key] += size
+                tend = self._expire if name.finished else self._end_orphan
+                path = tend(Path(entry.path), now - created)
+                if path is None:
+                    continue
+                if path.name.endswith(PART_SUFFIX):
+                    oldest_part = min(oldest_part, created)
+                with suppress(FileNotFoundError):  # renamed or collected in the meantime
+                    size = path.lstat().st_size
+                    total += size
+                    if name.key is not None:
+                        by_key[name.key] += size
         return LogUsage(total, by_key, oldest_part)
 
     def _check(self) -> None:
@@ -237,6 +233,14 @@ class LogFolder(LogSink):
             raise OSError(errno.ENODEV, reason)
         if created:
             log.error("the %s folder %s was removed; created it again", self._content, self.path)
+
+    def _expire(self, path: Path, age: float) -> Path | None:
+        """Delete a finished file that has expired; return the path of what remains, or None."""
+        if age > self._max_age:
+            with suppress(OSError):  # the next scan tries again
+                path.unlink(missing_ok=True)
+                return None
+        return path
 
     def _end_orphan(self, path: Path, age: float) -> Path | None:
         """Finish or remove an unfinished file unless its process is running.

@@ -8,11 +8,10 @@ from ranking.errors import ConfigError
 from service.logs.sink import LogSink
 
 
-def open_topic(setting: str, address: KafkaAddress, names: LogNames, advice: str) -> LogSink:
+def open_topic(address: KafkaAddress, names: LogNames, advice: str) -> LogSink:
     """Open a topic; its server need not be available yet.
 
     Args:
-        setting: Name of the setting that holds the address.
         address: Address of the topic.
         names: Names of files, which are the keys of messages.
         advice: What to do if content is larger than a message.
@@ -23,6 +22,6 @@ def open_topic(setting: str, address: KafkaAddress, names: LogNames, advice: str
     try:
         from service.logs.kafka_topic import KafkaTopic
     except ModuleNotFoundError as error:
-        reason = f"{setting} = {address} needs {error.name}: pip install 'dselect-ranker[kafka]'"
+        reason = f"{names.setting} = {address} needs {error.name}: pip install 'dselect-ranker[kafka]'"
         raise ConfigError(reason) from None
     return KafkaTopic(address, names, advice)

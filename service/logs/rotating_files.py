@@ -56,9 +56,7 @@ class RotatingFiles(LogSink):
             self._files[key] = self._folder.open_file(key)
         file = self._files[key]
         file.append(content)
-        if not self._is_open(key):
-            raise OSError(errno.ESTALE, "the feedback file was removed while it was written")
-        if file.size >= self._max_bytes and not self._finish(key):
+        if not self._is_open(key) or (file.size >= self._max_bytes and not self._finish(key)):
             raise OSError(errno.ESTALE, "the feedback file was removed while it was written")
 
     def scan(self) -> LogUsage:

@@ -88,7 +88,7 @@ class ServedLog(LogThread[ServedRequest]):
         if target is None:
             return None
         if isinstance(target, KafkaAddress):  # its retention bounds its size
-            topic = open_topic("served_log", target, SERVED, "leave out columns with served_log_exclude")
+            topic = open_topic(target, SERVED, "leave out columns with served_log_exclude")
             return cls(topic, LogQuota("served_log", 1), settings, metrics)
         folder = LogFolder(target, SERVED, "served log", days=settings.served_log_days)
         quota = LogQuota("served_log", settings.workers, settings.served_log_max_total_bytes)

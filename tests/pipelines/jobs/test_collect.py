@@ -60,12 +60,8 @@ def test_collect_writes_each_file_once(
     assert collected(out) == files[1:]
 
 
-def test_collect_killed_between_write_and_commit_gives_no_duplicates(
-    broker: KafkaBroker,
-    files: list[tuple[str, bytes]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def collect_until_commit(address: KafkaAddress, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collect as a command that is killed before it commits an offset."""
     from pipelines.jobs import collect as job
 
     class Killed(BaseException):
@@ -75,12 +71,23 @@ def test_collect_killed_between_write_and_commit_gives_no_duplicates(
         def commit(self, *_: Any, **__: Any) -> None:
             raise Killed
 
-    address, out = KafkaAddress.parse(broker.create_topic("killed")), tmp_path / "out"
-    broker.send("killed", *files)
     with monkeypatch.context() as patch:
         patch.setattr(job, "Consumer", KilledConsumer)
         with pytest.raises(Killed):
-            job.collect(address, out, "killed")
+            job.collect(address, folder, "killed")
+
+
+def test_collect_killed_between_write_and_commit_gives_no_duplicates(
+    broker: KafkaBroker,
+    files: list[tuple[str, bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pipelines.jobs import collect as job
+
+    address, out = KafkaAddress.parse(broker.create_topic("killed")), tmp_path / "out"
+    broker.send("killed", *files)
+    collect_until_commit(address, out, monkeypatch)
     assert collected(out) == files[:1]
     (out / files[0][0]).write_bytes(b"kept")  # as if it was rewritten by ranker forget
     assert job.collect(address, out, "killed") == 2
@@ -201,19 +208,9 @@ def test_feedback_collected_by_a_command_that_was_killed_before_the_commit_is_no
 ) -> None:
     from pipelines.jobs import collect as job
 
-    class Killed(BaseException):
-        pass
-
-    class KilledConsumer(job.Consumer):  # type: ignore[misc]
-        def commit(self, *_: Any, **__: Any) -> None:
-            raise Killed
-
     address = KafkaAddress.parse(broker.create_topic("feedback-killed"))
     broker.send("feedback-killed", *feedback(0, 1, 2))
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "Consumer", KilledConsumer)
-        with pytest.raises(Killed):
-            job.collect(address, tmp_path, "killed")
+    collect_until_commit(address, tmp_path, monkeypatch)
     assert len(lines_of(tmp_path)) == 3
     (mark,) = marks(tmp_path)
     broker.send("feedback-killed", *feedback(3))
