@@ -18,6 +18,7 @@ from service.telemetry.stage_timer import StageTimer
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 SERVICE = "dselect-ranker"
 """Service name in traces unless OTEL_SERVICE_NAME sets another one."""
@@ -34,16 +35,17 @@ class RequestTracer:
 
     Args:
         provider: Samples and sends the spans of requests. ``close`` shuts it down.
+        exporter: Sends the spans of the provider.
         batches: Creates the spans of batches, which the same processor sends.
 
     Attributes:
         batches: Creates the spans of batches.
     """
 
-    def __init__(self, provider: TracerProvider, batches: BatchTracer) -> None:
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter, batches: BatchTracer) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._provider, self.batches = provider, batches
+        self._provider, self._exporter, self.batches = provider, exporter, batches
         self._tracer = provider.get_tracer(SERVICE, schema_url=SCHEMA_URL)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -82,10 +84,12 @@ class RequestTracer:
         span.end(_nanoseconds(epoch + ended))
 
     def close(self) -> None:
-        """Send the remaining spans, for at most ``FLUSH_SECONDS``."""
+        """Send the remaining spans, for at most ``FLUSH_SECONDS``, and attempt nothing after that."""
         flush = threading.Thread(target=self._provider.shutdown, name="flush spans", daemon=True)
         flush.start()
         flush.join(FLUSH_SECONDS)
+        if flush.is_alive():
+            self._exporter.shutdown()  # else attempts would be repeated until OTEL_EXPORTER_OTLP_TIMEOUT
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> RequestTracer | None:
@@ -116,10 +120,12 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> RequestTracer |
         resource = resource.merge(Resource({"service.name": SERVICE}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     batch_provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)  # the requests decide on sampling
-    processor = BatchSpanProcessor(OTLPSpanExporter())
+    exporter = OTLPSpanExporter()
+    processor = BatchSpanProcessor(exporter)
     provider.add_span_processor(processor)
     batch_provider.add_span_processor(processor)
-    return RequestTracer(provider, BatchTracer(batch_provider.get_tracer(SERVICE, schema_url=SCHEMA_URL)))
+    batches = BatchTracer(batch_provider.get_tracer(SERVICE, schema_url=SCHEMA_URL))
+    return RequestTracer(provider, exporter, batches)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from service.settings import Settings
 from service.telemetry import tracing
 from tests.support.otlp import OtlpReceiver, attributes
 from tests.support.ports import occupied_port
+from tests.support.waiting import wait_until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -32,6 +34,11 @@ def rank_and_shut_down(
         assert response.headers.get("traceparent") == headers.get("traceparent")
         shutdown = time.monotonic()
     return time.monotonic() - shutdown
+
+
+def sending_threads() -> list[threading.Thread]:
+    """Return the threads that send spans."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("OtelBatchSpan")]
 
 
 def test_request_span_has_the_callers_parent_and_a_child_per_stage(
@@ -129,6 +136,8 @@ def test_unresponsive_receiver_fails_no_request_and_delays_shutdown_briefly(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
         monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.3)
         assert rank_and_shut_down(repository, request_body, {}) < 50
+    # no attempt follows the one that the closed port has ended
+    wait_until(lambda: not sending_threads(), lambda: str(sending_threads()), timeout=20)
 
 
 def test_from_environment_without_endpoint_or_disabled_returns_none() -> None:
