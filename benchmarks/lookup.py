@@ -1,10 +1,10 @@
-"""Measure feature indexes: the lookup time of 500 ids, and the memory of a second process that opens the same index.
+"""Measure feature indexes: the lookup time of 500 ids, and the memory of two processes that open the same index.
 
 Builds indexes of the reference model's item features (15 categorical, 10 numeric) with integer ids, with text ids, and
 with text ids, a bag and a part of a cross. Times ``rows`` and ``take`` of 500 random ids, which differ in each turn.
-Then two processes open the largest index of integer ids as workers of the service do, from a copy in shared memory, and
-look up every id, the second while the first still uses the copy. The private memory of the second process
-(``/proc/self/smaps_rollup``) is its cost. Prints two Markdown tables.
+Then two processes at a time open the largest index of integer ids, as the service does with ``copy_tables`` false and
+true, and look up every id. ``/proc/self/smaps_rollup`` tells what each adds to the memory of the machine. Prints two
+Markdown tables.
 
     python -m benchmarks.lookup --work bench [--rows 1000000 10000000]
 """
@@ -111,34 +111,53 @@ import numpy as np
 
 from benchmarks.lookup import KINDS, encoder_of, schema_of
 from ranking.lookup.feature_index import FeatureIndex
-from service.models.shared_memory import SharedMemoryReader
+from ranking.lookup.npy import map_file
+from service.models.sealed_copy import copy_file
 
 
-def memory():  # private, proportional and resident set size in MiB
-    lines = (line.split() for line in open("/proc/self/smaps_rollup"))
-    size = {words[0]: int(words[1]) / 1024 for words in lines if words[-1] == "kB"}
-    return np.array([size["Private_Clean:"] + size["Private_Dirty:"], size["Pss:"], size["Rss:"]])
+def memory():  # proportional set size in MiB
+    (size,) = (line.split()[1] for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:"))
+    return int(size) / 1024
 
 
 encoder = encoder_of(schema_of(KINDS[0]))
 before, start = memory(), time.perf_counter()
-index = FeatureIndex.open(Path(sys.argv[1]), encoder, "item", SharedMemoryReader(Path(sys.argv[1]).parent))
-seconds, opened = time.perf_counter() - start, memory()
+index = FeatureIndex.open(Path(sys.argv[1]), encoder, "item", copy_file if sys.argv[2] == "copied" else map_file)
+seconds = time.perf_counter() - start
 step = len(index) // 500
 for first in range(step):
     index.take(index.rows(np.arange(first, len(index), step)))
-print(seconds, *(opened - before), *(memory() - before), flush=True)
-sys.stdin.read()
+print(seconds, flush=True)
+sys.stdin.readline()
+print(memory() - before, flush=True)
+sys.stdin.readline()
 """
 
 
-def start_worker(folder: Path) -> tuple[subprocess.Popen[str], list[float]]:
-    """Start a process that opens an index, looks up all ids and waits; return it, seconds and memory growth in MiB."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    return process, [float(word) for word in process.stdout.readline().split()]
+def measure_processes(folder: Path, tables: str) -> tuple[float, float]:
+    """Let two processes look up all ids of an index.
+
+    Returns:
+        Seconds in which the second opened it, and by how much both together enlarge the memory in use, in MiB.
+    """
+    processes = []
+    for _ in range(2):
+        command = [sys.executable, "-c", WORKER, str(folder), tables]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        seconds = float(process.stdout.readline())
+        processes.append(process)
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    total = 0.0
+    for process in processes:
+        assert process.stdout is not None
+        total += float(process.stdout.readline())
+    for process in processes:
+        process.communicate()
+    return seconds, total
 
 
 def measure(folder: Path, kind: str, rows: int) -> str:
@@ -175,22 +194,11 @@ def main() -> None:
             print(measure(arguments.work / f"items-{rows}-{number}", kind, rows), flush=True)
     folder = arguments.work / f"items-{max(arguments.rows)}-0"
     size = size_of(folder) / 2**20
-    print(
-        "\n| process | open, s | opened: private, MiB | all looked up: private, MiB | share of the index | PSS, MiB "
-        "| RSS, MiB |"
-    )
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    workers = []
-    for name in ("first", "second"):
-        process, (seconds, opened, _, _, private, pss, rss) = start_worker(folder)
-        workers.append(process)
-        print(
-            f"| {name} | {seconds:.1f} | {opened:.1f} | {private:.1f} | {private / size:.1%} "
-            f"| {pss:,.0f} | {rss:,.0f} |",
-            flush=True,
-        )
-    for process in workers:
-        process.communicate()
+    print("\n| tables | second process opens, s | memory of both, MiB | share of the index |")
+    print("|---|---:|---:|---:|")
+    for tables in ("mapped", "copied"):
+        seconds, total = measure_processes(folder, tables)
+        print(f"| {tables} | {seconds:.2f} | {total:,.0f} | {total / size:.0%} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,16 +48,17 @@ class FolderLock:
 
 
 @contextmanager
-def temporary_folder(purpose: str) -> Iterator[Path]:
+def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]:
     """Create a folder for temporary files, and remove it at the end.
 
     Args:
         purpose: Word in the name of the folder, of lowercase letters.
+        parent: Folder to create it in. Default: the system's folder for temporary files.
 
     Raises:
         OSError: The folder cannot be created.
     """
-    folder = new_path(purpose, Path(tempfile.gettempdir()))
+    folder = new_path(purpose, parent or Path(tempfile.gettempdir()))
     lock = FolderLock(folder)
     try:
         yield folder

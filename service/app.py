@@ -35,7 +35,7 @@ from service.logs.feedback_checks import FeedbackChecks
 from service.logs.feedback_log import FeedbackLog
 from service.logs.served_log import ServedLog
 from service.models.reconciler import Reconciler
-from service.models.registry import ModelRegistry, StartupBarrier
+from service.models.registry import ModelRegistry
 from service.models.shadow import ShadowScorer
 from service.models.watcher import Watcher
 from service.server.context import STATE_KEY, Lifecycle, ServerContext
@@ -59,20 +59,21 @@ DISABLED: dict[str, Any] = {
 def create_app(
     settings: Settings,
     operations_port: int | None = None,
-    barrier: StartupBarrier | None = None,
     answers: AnsweredRequests | None = None,
     *,
     load_in_background: bool = False,
+    await_models: bool = False,
 ) -> ASGIApp:
     """Create the service as an ASGI application.
 
     Args:
         settings: Settings of the service.
         operations_port: The only port of metrics and admin operations; None: all operations are on every port.
-        barrier: Barrier of the worker processes, if there are several.
         answers: Memory of answers that the worker processes share, if there are several and they collect feedback.
         load_in_background: Whether models are loaded after the function returns, while the application is not ready.
             The application then also waits for a model that can be served.
+        await_models: With ``load_in_background``: accept connections only after the first attempt to load the models,
+            because other processes answer them meanwhile.
 
     Raises:
         BundleError: No model can be served, and models are not loaded in the background; names the bundle and the
@@ -81,7 +82,7 @@ def create_app(
         OutputError: The folder of feedback or of the served log is not writable.
     """
     guard = ApiKeyGuard(Keyring(settings.keys)) if settings.keys else None
-    models, metrics, tracer = ModelRegistry(settings.default_model, barrier), Metrics(), tracing.from_environment()
+    models, metrics, tracer = ModelRegistry(settings.default_model), Metrics(), tracing.from_environment()
     feedback_log = FeedbackLog.from_settings(settings, metrics)
     served_log = ServedLog.from_settings(settings, metrics)
     if answers is None:
@@ -107,6 +108,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         watcher.start()
+        if await_models:
+            await asyncio.to_thread(watcher.first_poll.wait)
         watch = asyncio.create_task(engine.watch())
         yield {STATE_KEY: context}
         watch.cancel()

@@ -25,10 +25,9 @@ from service.models.loader import check_repository
 from service.server.graceful import GracefulServer
 from service.server.protocol import LimitedHttpProtocol, require_supported_uvicorn
 from service.server.supervisor import Supervisor
-from service.server.worker_link import WorkerLink
 from service.settings import Settings
 from service.telemetry import logs
-from service.telemetry.multiprocess import shared_metrics
+from service.telemetry.shared_metrics import shared_metrics
 
 log = logging.getLogger("ranker.service")
 
@@ -130,7 +129,7 @@ def require_keys(settings: Settings, host: str) -> None:
 def _serve_in_this_process(
     settings: Settings, operations_port: int | None, listeners: list[socket.socket], options: dict[str, Any]
 ) -> None:
-    app = _create_process_app(settings, operations_port, load_in_background=True)
+    app = _create_process_app(settings, operations_port)
     GracefulServer(uvicorn.Config(app, **options), settings.drain_seconds).run(listeners)
 
 
@@ -139,7 +138,7 @@ def _serve_with_workers(
 ) -> None:
     _require_no_gpu(settings)
     answers = AnsweredRequests.from_settings(settings)
-    factory = partial(_create_worker_app, settings, operations_port, answers)
+    factory = partial(_create_process_app, settings, operations_port, answers, await_models=True)
     config = uvicorn.Config(factory, factory=True, workers=settings.workers, **options)
     with shared_metrics() as folder:
         supervisor = Supervisor(config, listeners, settings, folder)
@@ -148,30 +147,17 @@ def _serve_with_workers(
         raise RankerError(supervisor.failure)
 
 
-def _create_worker_app(
-    settings: Settings, operations_port: int | None, answers: AnsweredRequests | None, link: WorkerLink
-) -> ASGIApp:
-    if not link.all_ready:
-        return _create_process_app(settings, operations_port, link, answers, load_in_background=True)
-    try:
-        return _create_process_app(settings, operations_port, link, answers, load_in_background=False)
-    except RankerError as error:  # a replaced worker: the others serve what they loaded, and the supervisor retries
-        log.error("a process has nothing to serve: %s", error)
-        sys.exit(1)
-
-
 def _create_process_app(
     settings: Settings,
     operations_port: int | None,
-    link: WorkerLink | None = None,
     answers: AnsweredRequests | None = None,
     *,
-    load_in_background: bool,
+    await_models: bool = False,
 ) -> ASGIApp:
     """Configure this process and create its application; see ``create_app`` for the arguments."""
     logs.configure(settings.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(settings, operations_port, link, answers, load_in_background=load_in_background)
+    app = create_app(settings, operations_port, answers, load_in_background=True, await_models=await_models)
     gc.collect()
     gc.freeze()  # traversing these objects in each collection would delay requests; the reconciler freezes models, too
     return app

@@ -108,8 +108,9 @@ class Settings(BaseModel):
         grace_seconds: Maximum seconds after that to finish admitted requests.
         backend: Backend that executes the models. ``auto`` selects a GPU, else ONNX Runtime, else PyTorch.
         precision: Precision of matrix products on a GPU.
-        copy_tables: Copy the feature tables of bundles into memory that all processes share. Otherwise their files are
-            memory-mapped: tables may exceed the memory, but truncating a file of a served version ends the process.
+        copy_tables: Copy the feature tables of bundles into the memory of each process. Otherwise their files are
+            memory-mapped: processes share them and tables may exceed the memory, but truncating a file of a served
+            version ends the processes. Default: copy them if there is one process.
         workers: Number of processes.
         worker_timeout_seconds: Seconds after which a worker process that does not respond is killed and replaced; only
             with several workers.
@@ -177,7 +178,7 @@ class Settings(BaseModel):
     grace_seconds: PositiveFloat = 25.0
     backend: BackendName = "auto"
     precision: Precision = "float32"
-    copy_tables: bool = True
+    copy_tables: bool | None = None
     workers: PositiveInt = 1
     worker_timeout_seconds: Annotated[float, Field(ge=2, le=3600)] = 10.0
     threads: PositiveInt = 1
@@ -224,6 +225,11 @@ class Settings(BaseModel):
         if self.max_buffered_bytes is not None:
             return self.max_buffered_bytes
         return max(DEFAULT_BUFFERED_BYTES // self.workers, 4 * self.max_body_bytes)
+
+    @property
+    def copies_tables(self) -> bool:
+        """Whether feature tables are copied into memory, not memory-mapped."""
+        return self.workers == 1 if self.copy_tables is None else self.copy_tables
 
     @model_validator(mode="after")
     def _check_body_budget(self) -> Settings:

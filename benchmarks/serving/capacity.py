@@ -20,7 +20,7 @@ CANDIDATES = (100, 500)
 
 UTILIZATION = 0.5
 """Planned share of a core's peak rate. The rest absorbs peaks and the loss of replicas."""
-CORES = 2
+CORES = 1
 """Cores per replica, as in the chart."""
 QUEUE_ROWS = 1_000
 """Target of the chart's autoscaler: candidates in a replica."""
@@ -81,7 +81,7 @@ def _table(candidates: int, rate: float, source: str) -> str:
     header = (
         "requests/s",
         f"cores at {UTILIZATION:.0%}",
-        f"replicas of {CORES} cores, including a spare",
+        f"replicas of {CORES} core, including a spare",
         "US dollars per month",
     )
     return section(

@@ -19,9 +19,8 @@ from service.backends.select import select_backend
 from service.engine.model import LoadedModel
 from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import RequestEncoder
-from service.models.shared_memory import SharedMemoryReader
+from service.models.sealed_copy import copy_file
 from service.settings import Settings
-from service.telemetry.multiprocess import shared_folder
 
 OWNERS: tuple[Owner, ...] = ("user", "context", "item")
 
@@ -52,8 +51,7 @@ def load_model(settings: Settings, name: str, version: int) -> LoadedModel:
     folder = repository.bundle_folder(settings.repository, name, version)
     if not folder.is_dir():
         raise BundleError(f"{folder} does not exist: publish it, or release another version")
-    read_file = SharedMemoryReader(shared_folder()) if settings.copy_tables else map_file
-    ranker = bundle.read_bundle(folder, read_file)
+    ranker = bundle.read_bundle(folder, copy_file if settings.copies_tables else map_file)
     backend = select_backend(ranker, settings.backend, settings.threads, settings.precision)
     golden = verify_golden_scores(backend, ranker, folder)
     encoder = RequestEncoder(ranker)

@@ -58,7 +58,7 @@ class Reconciler:
         """
         check_repository(self._settings)
         self.poll()
-        if not self._models.loaded:
+        if not self._models.ready:
             raise BundleError(self._unready_reason())
 
     def poll(self) -> None:
@@ -193,13 +193,13 @@ class Reconciler:
 
     def _mark_loaded(self) -> None:
         """Mark the registry as loaded once the default model, or else any model, is served."""
-        if self._models.loaded:
+        if self._models.ready:
             return
         reason = self._unready_reason()
         if reason:
             self._log_once("ready", f"not ready until a model can be loaded: {reason}")
         else:
-            self._models.mark_loaded()
+            self._models.ready = True
 
     def _unready_reason(self) -> str:
         """Return why the registry is not ready, or an empty string."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import xxhash
 
@@ -71,53 +71,23 @@ class ModelUnavailableError(Exception):
     """The model is being loaded, or loading it failed."""
 
 
-class StartupBarrier(Protocol):
-    """Connects the processes of a service: it is ready when all of them have loaded their models.
-
-    A process that later replaces a terminated one loads its models before it accepts connections.
-    """
-
-    def mark_ready(self) -> None:
-        """Record that this process is ready."""
-
-    @property
-    def all_ready(self) -> bool:
-        """Whether all processes have been ready at the same time, now or before."""
-
-
 class ModelRegistry:
     """Models that are served now. One thread updates the registry; requests read it without a lock.
 
     Args:
         default: Model that answers requests that name none. None selects the model that ``set_default`` names, or else
             the only model, if there is exactly one.
-        barrier: Startup barrier of a service with several processes.
 
     Attributes:
         default: Model that answers requests that name none, or None.
+        ready: Whether every model that can be served has been loaded once.
     """
 
-    def __init__(self, default: str | None, barrier: StartupBarrier | None = None) -> None:
+    def __init__(self, default: str | None) -> None:
         self._routings: dict[str, ModelRouting | None] = {}
         self._configured_default = self.default = default
         self._recorded_default: str | None = None
-        self._barrier, self._loaded = barrier, False
-
-    @property
-    def ready(self) -> bool:
-        """Whether this process and all others have loaded every model that can be served."""
-        return self._loaded and (self._barrier is None or self._barrier.all_ready)
-
-    @property
-    def loaded(self) -> bool:
-        """Whether this process has loaded every model that can be served."""
-        return self._loaded
-
-    def mark_loaded(self) -> None:
-        """Record that the initial load is complete."""
-        self._loaded = True
-        if self._barrier is not None:
-            self._barrier.mark_ready()
+        self.ready = False
 
     @property
     def names(self) -> list[str]:
@@ -188,8 +158,8 @@ class ModelRegistry:
 
     def _not_served(self, name: str) -> ModelNotFoundError | ModelUnavailableError:
         if name in self._routings:
-            reason = "cannot be served, the service's log says why" if self._loaded else "is being loaded: try again"
+            reason = "cannot be served, the service's log says why" if self.ready else "is being loaded: try again"
             return ModelUnavailableError(f"model '{name}' {reason}")
-        if not self._loaded:
+        if not self.ready:
             return ModelUnavailableError(LOADING)
         return ModelNotFoundError(f"no model '{name}' is served; served: {', '.join(self._routings)}")

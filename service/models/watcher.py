@@ -20,11 +20,14 @@ class Watcher:
     Args:
         reconciler: Reconciler of this process.
         poll_seconds: Seconds between polls.
+
+    Attributes:
+        first_poll: Set once the first poll has ended, with or without an error.
     """
 
     def __init__(self, reconciler: Reconciler, poll_seconds: float) -> None:
         self._reconciler, self._poll_seconds = reconciler, poll_seconds
-        self._stopped = threading.Event()
+        self._stopped, self.first_poll = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
     def start(self) -> None:
@@ -53,4 +56,5 @@ class Watcher:
                         exc_info=unexpected,
                     )
                 logged = str(error)
+            self.first_poll.set()
             self._stopped.wait(self._poll_seconds)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
+import threading
 import time
 from socket import socket
 from types import FrameType
@@ -13,15 +13,10 @@ from types import FrameType
 import uvicorn
 
 from service.server.context import STATE_KEY
-from service.server.worker_link import WorkerLink
 
 SIGNAL_EXIT_BASE = 128
 """Added to a signal's number, this is the exit code of a process that the signal ends, as in shells."""
 
-BEAT_TICKS = 5
-"""Ticks of the event loop, ten per second, between two reports to the supervisor."""
-WAIT_SECONDS = 0.1
-"""Seconds between two requests for permission to accept connections."""
 ACCEPTS_PER_ITERATION = 16
 """Maximum number of connections that the event loop accepts per iteration.
 
@@ -42,27 +37,32 @@ class GracefulServer(uvicorn.Server):
         config: Configuration of uvicorn with an application of ``create_app``; ``timeout_graceful_shutdown`` bounds
             the time to finish the requests in progress.
         drain_seconds: Seconds in which load balancers notice that the process is not ready.
-        link: Connection to a supervisor, which receives reports from the event loop and decides when to kill this
-            process, instead of the second signal.
+        supervised: Whether a supervisor decides when to kill this process, instead of the second signal.
     """
 
-    def __init__(self, config: uvicorn.Config, drain_seconds: float, link: WorkerLink | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, drain_seconds: float, *, supervised: bool = False) -> None:
         super().__init__(config)
-        self._drain_seconds, self._link = drain_seconds, link
+        self._drain_seconds, self._supervised = drain_seconds, supervised
         self._close_time = math.inf
+        self._ticked = threading.Event()
+
+    def wait_for_tick(self) -> None:
+        """Wait until the event loop has run, from another thread; do not wait before it serves, or at its end."""
+        self._ticked.clear()
+        if self.started and not self.should_exit:
+            self._ticked.wait()
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Wait for permission of the supervisor, if any, and start to accept connections."""
-        while self._link is not None and not self._link.may_listen and self._close_time == math.inf:
-            self._link.report_waiting()
-            await asyncio.sleep(WAIT_SECONDS)
+        """Start to accept connections."""
         duplicates = [_duplicate(listener) for listener in sockets or () for _ in range(ACCEPTS_PER_ITERATION - 1)]
         await super().startup(None if sockets is None else [*sockets, *duplicates])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Handle a signal; uvicorn calls this for each one."""
+        if self._supervised and not self.started:  # it has no requests, and may be loading models
+            os._exit(SIGNAL_EXIT_BASE + sig)
         if self._close_time != math.inf:
-            if self._link is None:
+            if not self._supervised:
                 os._exit(SIGNAL_EXIT_BASE + sig)
             return
         self._close_time = time.monotonic()
@@ -73,10 +73,9 @@ class GracefulServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop serving; uvicorn calls this ten times a second."""
-        stops = await super().on_tick(counter) or time.monotonic() >= self._close_time
-        if self._link is not None and (stops or counter % BEAT_TICKS == 0):
-            self._link.report_serving(ends=stops)
-        return stops
+        self.should_exit = self.should_exit or time.monotonic() >= self._close_time
+        self._ticked.set()
+        return await super().on_tick(counter)
 
 
 def _duplicate(listener: socket) -> socket:

@@ -1,53 +1,100 @@
-"""Supervision of worker processes that share a port: starts, replaces and stops them."""
+"""Several processes that share a port: uvicorn's supervisor with the shutdown and the metrics of this service."""
 
 from __future__ import annotations
 
 import logging
-import math
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
-from multiprocessing import connection
 from pathlib import Path
-from socket import SHUT_RDWR, socket
+from socket import socket
 
 import uvicorn
-from uvicorn.supervisors.multiprocess import Multiprocess
+from prometheus_client.multiprocess import mark_process_dead
+from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
-from service.server.graceful import SIGNAL_EXIT_BASE
-from service.server.worker import Worker
-from service.server.worker_link import WorkerState
+from service.server.graceful import SIGNAL_EXIT_BASE, GracefulServer
 from service.settings import KILL_MARGIN_SECONDS, Settings
 from service.telemetry.metrics import worker_restarts
-from service.telemetry.multiprocess import prune_dead_workers
-from service.telemetry.shared_values import SharedValues
 
 POLL_SECONDS = 0.5
-"""Seconds between two polls, unless a worker that starts reports."""
-MAX_POLL_SECONDS = 1.0
-"""Upper bound on the seconds that count between two polls: a machine that was suspended suspended the workers, too."""
-STABLE_SECONDS = 60.0
-"""Seconds of serving after which a worker that ends is replaced at once."""
-FIRST_DELAY_SECONDS = 1.0
-"""Seconds until a worker that ended too soon is replaced; the delay doubles with each further one."""
-MAX_DELAY_SECONDS = 60.0
-"""Maximum of that delay."""
+"""Seconds between two health checks: uvicorn's interval."""
+START_SECONDS = 120.0
+"""Seconds in which a new process must answer its first health check; until then it imports modules."""
 MAX_FAILED_STARTS = 5
-"""Consecutive starts per worker after which the supervisor gives up, if none of them has ever served."""
+"""Consecutive processes that end before they serve, while no other serves, after which the supervisor gives up."""
 
 log = logging.getLogger("ranker.service")
 
 
-class Supervisor(Multiprocess):
-    """uvicorn's supervisor with the workers of this service.
+class Worker(Process):
+    """uvicorn's worker process with this service's shutdown. It stops when its supervisor is killed.
 
-    It replaces workers that end or hang. While no worker accepts connections, the sockets reject them, so that clients
-    do not wait. A second signal kills all workers at once.
+    uvicorn's own health check waits for the answer of one worker at a time, gives a new process no more time than a
+    running one, and does not notice an event loop that hangs.
+
+    Args:
+        config: Configuration of uvicorn with a factory of the application.
+        sockets: Sockets that all workers serve.
+        drain_seconds: See ``GracefulServer``.
+
+    Attributes:
+        serves: Whether the process accepted connections at its last answer.
+        silent_seconds: Seconds for which the supervisor has waited for an answer, not counting those in which it did
+            not run itself.
+    """
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket], drain_seconds: float) -> None:
+        super().__init__(config, sockets)
+        self._drain_seconds = drain_seconds
+        self._is_asked = self._has_answered = False
+        self.serves = False
+        self.silent_seconds = 0.0
+
+    # In the worker process
+
+    def target(self, sockets: list[socket] | None = None) -> None:
+        """Run the server; uvicorn calls this in the worker process."""
+        self._server = GracefulServer(self.config, self._drain_seconds, supervised=True)
+        threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
+        super().target(sockets)
+
+    def pong(self) -> None:
+        """Answer a health check: until the process serves at once, then after the event loop has run."""
+        self.child_conn.recv()
+        assert isinstance(self._server, GracefulServer)
+        self._server.wait_for_tick()
+        self.child_conn.send(self._server.started)
+
+    # In the supervisor
+
+    def check(self) -> None:
+        """Read the answer to the last health check, if there is one, and then send the next one."""
+        with suppress(OSError, EOFError):  # the process has just ended
+            if self._is_asked:
+                if not self.parent_conn.poll():
+                    self.silent_seconds += POLL_SECONDS
+                    return
+                self.serves = self.parent_conn.recv()
+                self._has_answered, self.silent_seconds = True, 0.0
+            self.parent_conn.send(b"ping")
+            self._is_asked = True
+
+    def is_hung(self, timeout_seconds: float) -> bool:
+        """Whether the process has not answered for longer than this, or than ``START_SECONDS`` if it is new."""
+        limit = timeout_seconds if self._has_answered else max(timeout_seconds, START_SECONDS)
+        return self.silent_seconds > limit
+
+
+class Supervisor(Multiprocess):
+    """Replaces workers that end or hang. A second signal kills all workers at once.
 
     Args:
         config: Configuration of uvicorn with a factory of the application and the number of workers.
-        sockets: Sockets to serve; each is bound to a port that was chosen explicitly.
+        sockets: Sockets to serve.
         settings: Settings of the service.
         metrics: Folder of the metrics that the workers share; gauges of dead workers are removed from it.
 
@@ -60,12 +107,8 @@ class Supervisor(Multiprocess):
     def __init__(self, config: uvicorn.Config, sockets: list[socket], settings: Settings, metrics: Path) -> None:
         super().__init__(config, sockets)
         self._settings, self._metrics = settings, metrics
-        self._shared_values = SharedValues(metrics)
-        self._shared_values.install()
         self._restarts = worker_restarts(registry=None)
-        self._all_ready = self._port_open = False
         self._failed_starts = 0
-        self._polled = time.monotonic()
         self.failure: str | None = None
 
     def init_processes(self) -> None:
@@ -73,46 +116,35 @@ class Supervisor(Multiprocess):
         self.processes = [self._start_worker() for _ in range(self.processes_num)]
 
     def keep_subprocess_alive(self) -> None:
-        """Poll the workers, and until all of them serve also after each report; uvicorn calls this twice a second."""
-        while not self.should_exit.is_set() and not self.signal_queue:
-            self._poll()
-            starting = [worker.parent_conn for worker in self.processes if worker.starts]
-            if not starting:
-                return
-            connection.wait(starting, POLL_SECONDS)
-
-    def _poll(self) -> None:
-        """Read the reports of the workers, and replace those that ended or hang."""
-        now = time.monotonic()
-        elapsed, self._polled = min(now - self._polled, MAX_POLL_SECONDS), now
+        """Replace the workers that ended or hang; uvicorn calls this twice a second."""
         for position, worker in enumerate(self.processes):
-            if worker.process.is_alive():
-                self._check(worker, elapsed)
-            elif worker.restart_time == math.inf:
-                self._plan_restart(worker, now)
-            if worker.restart_time <= now:
-                self.processes[position] = self._start_worker(worker.failures)
-        self._open_or_close_port()
-        self._announce_all_ready()
-        self._shared_values.share_all()
-        prune_dead_workers(self._metrics, {worker.pid for worker in self.processes})
+            worker.check()
+            hangs = worker.process.is_alive() and worker.is_hung(self._settings.worker_timeout_seconds)
+            if self.should_exit.is_set() or (worker.process.is_alive() and not hangs):
+                continue
+            if hangs:
+                log.error("process %s has not responded for %.1f s and is killed", worker.pid, worker.silent_seconds)
+            worker.kill()
+            worker.process.join()
+            mark_process_dead(worker.pid, str(self._metrics))  # type: ignore[no-untyped-call]
+            self._restarts.labels("hung" if hangs else "died").inc()
+            if not self._gives_up(worker):
+                log.warning("process %s died (%s) and is replaced", worker.pid, _describe_exit(worker.exitcode))
+                self.processes[position] = self._start_worker()
 
     def join_all(self) -> None:
-        """Wait for the workers to end; uvicorn calls this after it has signaled all of them."""
+        """Wait for the workers to end, then kill those that hang; uvicorn calls this after it has signaled all."""
         for listener in self.sockets:
             listener.close()  # else new connections would wait for this copy after the workers have closed theirs
         periods = self._settings.drain_seconds + self._settings.grace_seconds
         deadline = time.monotonic() + periods + KILL_MARGIN_SECONDS
         while any(worker.process.is_alive() for worker in self.processes):
-            signaled = bool(self.signal_queue)
-            if signaled or self.failure is not None or time.monotonic() > deadline:
+            if self.signal_queue or self.failure is not None or time.monotonic() > deadline:
                 for worker in self.processes:
                     worker.process.kill()
-                for worker in self.processes:
-                    worker.process.join()
-            if signaled:
-                os._exit(SIGNAL_EXIT_BASE + self.signal_queue[0])
             time.sleep(0.05)
+        if self.signal_queue:
+            os._exit(SIGNAL_EXIT_BASE + self.signal_queue[0])
 
     def handle_hup(self) -> None:
         """Stop: the terminal was closed, which has ended the workers."""
@@ -123,79 +155,36 @@ class Supervisor(Multiprocess):
 
     handle_ttou = handle_ttin
 
-    def _start_worker(self, failures: int = 0) -> Worker:
-        # If no worker serves, the service starts again: alive at once, ready when all workers are.
-        self._all_ready = self._all_ready and any(worker.serves for worker in self.processes)
-        drain_seconds = self._settings.drain_seconds
-        worker = Worker(self.config, self.sockets, drain_seconds, all_ready=self._all_ready, failures=failures)
+    def _start_worker(self) -> Worker:
+        worker = Worker(self.config, self.sockets, self._settings.drain_seconds)
         worker.start()
         return worker
 
-    def _check(self, worker: Worker, elapsed: float) -> None:
-        """Read the reports of a worker that runs, and kill it if it hangs."""
-        worker.poll(elapsed)
-        if worker.serves:
+    def _gives_up(self, ended: Worker) -> bool:
+        """Stop the service if no worker serves and further starts would fail likewise."""
+        if ended.serves or any(worker.serves for worker in self.processes):
             self._failed_starts = 0
-        timeout, grace = self._settings.worker_timeout_seconds, self._settings.grace_seconds
-        if not worker.hung and worker.silent_seconds > worker.silence_limit(timeout, grace):
-            worker.hung = True
-            log.error("process %s has not responded for %.1f s and is killed", worker.pid, worker.silent_seconds)
-            worker.process.kill()
-
-    def _plan_restart(self, worker: Worker, now: float) -> None:
-        """Decide when to replace a worker that ended, or to give up."""
-        worker.process.join()
-        self._restarts.labels("hung" if worker.hung else "died").inc()
-        if worker.served_since is None:
-            self._failed_starts += 1
-            self._give_up_if_useless(worker)
-        stable = worker.served_since is not None and now - worker.served_since >= STABLE_SECONDS
-        worker.failures = 0 if stable else worker.failures + 1
-        delay = 0.0 if stable else min(FIRST_DELAY_SECONDS * 2 ** (worker.failures - 1), MAX_DELAY_SECONDS)
-        worker.restart_time = now + delay
-        if not self.should_exit.is_set():
-            when = f" in {delay:g} s" if delay else ""
-            log.warning("process %s died (exit code %s) and is replaced%s", worker.pid, worker.exitcode, when)
-
-    def _give_up_if_useless(self, worker: Worker) -> None:
-        """Stop if no worker serves and further starts would fail likewise."""
-        if any(other.serves for other in self.processes):
-            return
-        failed = self._failed_starts
-        if failed >= MAX_FAILED_STARTS * self.processes_num:
-            cause = _describe_exit(worker.exitcode)
-            self.failure = f"no worker process can serve: the last {failed} starts failed, the last {cause}"
-            self.should_exit.set()
-
-    def _open_or_close_port(self) -> None:
-        """Let workers accept connections, and let the sockets reject connections while none does.
-
-        ``shutdown`` makes a listening socket reject connections, also those in its queue; the next worker that listens
-        undoes it. Workers listen only with permission, so that no socket is shut down under a worker that listens.
-        """
-        for worker in self.processes:
-            if worker.state is WorkerState.WAITING and not worker.listens:
-                worker.allow_listening()
-                self._port_open = True
-        if self._port_open and not any(worker.listens and worker.process.is_alive() for worker in self.processes):
-            self._port_open = False
-            for listener in self.sockets:
-                with suppress(OSError):  # the worker ended before it listened
-                    listener.shutdown(SHUT_RDWR)
-            log.error("no process accepts connections: they are rejected until a worker has started")
-
-    def _announce_all_ready(self) -> None:
-        """Let the service become ready once all workers that run can serve, and at least one does."""
-        running = [worker for worker in self.processes if worker.process.is_alive()]
-        if running and not self._all_ready and all(worker.serves for worker in running):
-            self._all_ready = True
-            for worker in running:
-                worker.announce_all_ready()
+            return False
+        self._failed_starts += 1
+        if self._failed_starts < MAX_FAILED_STARTS:
+            return False
+        cause = _describe_exit(ended.exitcode)
+        self.failure = f"no worker process can serve: {MAX_FAILED_STARTS} have ended before, the last with {cause}"
+        self.should_exit.set()
+        return True
 
 
 def _describe_exit(code: int | None) -> str:
     """Describe an exit code, which is negative for a signal."""
     if code is not None and code < 0:
         with suppress(ValueError):
-            return f"by signal {-code} ({signal.Signals(-code).name})"
-    return f"with exit code {code}"
+            return f"signal {-code}, {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def _stop_with_supervisor() -> None:
+    """Wait for the supervisor to end, then stop this process; a killed supervisor cannot signal its workers."""
+    supervisor = multiprocessing.parent_process()
+    assert supervisor is not None
+    supervisor.join()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -7,7 +7,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -17,21 +16,11 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+Block = npt.NDArray[np.void]
+"""Counts of a model's tasks: a row per task, with the fields model, task and totals [buckets + sum of values]."""
+
 MAX_SAMPLED_ROWS = 32
 """Maximum number of rows counted per call of ``observe``."""
-
-
-@dataclass
-class Block:
-    """Counts of a model's tasks.
-
-    Attributes:
-        array: One row per task with the fields ``model``, ``task`` and ``totals`` [buckets + sum of values].
-        path: File that the array maps, or None if it is only in memory.
-    """
-
-    array: npt.NDArray[np.void]
-    path: Path | None = None
 
 
 class BulkHistogram(Collector):
@@ -40,14 +29,16 @@ class BulkHistogram(Collector):
     With prometheus_client's own histogram, one observation per value would cost more than scoring.
 
     A single process counts in memory. Several processes count in memory-mapped files of a shared folder: each process
-    writes only its own files, and reads the files of all processes. The counts of a terminated process remain. While
-    a file cannot be stored, this process alone exposes its counts, with its id as the label ``pid``.
+    writes only its own files, and reads the files of all processes. The counts of a terminated process remain.
 
     Args:
         name: Name of the metric.
         documentation: HELP text of the metric.
         edges: Upper bounds of the buckets, ascending and non-negative. A bucket without an upper bound is added.
         folder: Folder shared by several processes, or None for a single process.
+
+    Attributes:
+        unshared: Number of series without room in the shared folder, which no process exposes.
     """
 
     def __init__(self, name: str, documentation: str, edges: Sequence[float], folder: Path | None) -> None:
@@ -57,6 +48,7 @@ class BulkHistogram(Collector):
         self._lock = threading.Lock()  # guards the blocks: batches are counted and metrics collected on two threads
         self._blocks: list[Block] = []
         self._latest: dict[str, Block] = {}  # model → its last block
+        self.unshared = 0
         self._rows: dict[str, dict[str, int]] = {}  # model → task → row in the model's last block
 
     def observe(self, model: str, tasks: Sequence[str], values: npt.NDArray[np.float32]) -> None:
@@ -72,7 +64,7 @@ class BulkHistogram(Collector):
             rows = self._rows.get(model, {})
             if not rows.keys() >= set(tasks):
                 rows = self._add_block(model, tasks)
-            totals, buckets = self._latest[model].array["totals"], len(self._bounds)
+            totals, buckets = self._latest[model]["totals"], len(self._bounds)
             offsets = np.array([rows[task] * buckets for task in tasks])
             cells = (self._edges.searchsorted(sample) + offsets).ravel()
             totals[:, :-1] += np.bincount(cells, minlength=len(totals) * buckets).reshape(-1, buckets)
@@ -80,33 +72,15 @@ class BulkHistogram(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric, summed over all processes."""
-        sums: dict[tuple[str, ...], npt.NDArray[np.float64]] = defaultdict(lambda: np.zeros(len(self._bounds) + 1))
-        self.share_all()
-        for array in self._shared_arrays():
+        sums: dict[tuple[str, str], npt.NDArray[np.float64]] = defaultdict(lambda: np.zeros(len(self._bounds) + 1))
+        for array in self._blocks.copy() if self._folder is None else self._shared_blocks():
             for model, task, totals in array:
                 sums[str(model), str(task)] += totals
-        pid = () if self._folder is None else (str(os.getpid()),)
-        for block in self._blocks.copy():
-            for model, task, totals in block.array if block.path is None else ():
-                sums[(str(model), str(task), *pid)] += totals
-        family = HistogramMetricFamily(self._name, self._documentation, labels=["model", "task", "pid"])
+        family = HistogramMetricFamily(self._name, self._documentation, labels=["model", "task"])
         for labels, totals in sorted(sums.items()):
             counts = totals[:-1].cumsum().tolist()
             family.add_metric(labels, list(zip(self._bounds, counts, strict=True)), float(totals[-1]))
         yield family
-
-    def share_all(self) -> None:
-        """Try to store the blocks that are only in memory, or whose file was removed."""
-        with self._lock:
-            for number, block in enumerate(self._blocks if self._folder is not None else ()):
-                if block.path is None or not block.path.exists():
-                    block.path = None
-                    self._share(block, number)
-
-    @property
-    def unshared(self) -> int:
-        """Number of label combinations that several processes should share but are only in memory."""
-        return 0 if self._folder is None else sum(len(block.array) for block in self._blocks if block.path is None)
 
     def _add_block(self, model: str, tasks: Sequence[str]) -> dict[str, int]:
         """Add a block for a model's known tasks and these. The model's previous block keeps its counts."""
@@ -114,34 +88,31 @@ class BulkHistogram(Collector):
         labels = {"model": [model], "task": names}
         texts = [(label, f"U{max(map(len, values))}") for label, values in labels.items()]
         fields = np.dtype([*texts, ("totals", np.float64, (len(self._bounds) + 1,))], align=True)
-        block = Block(np.zeros(len(names), fields))
-        block.array["model"], block.array["task"] = model, names
-        self._share(block, len(self._blocks))
+        block = np.zeros(len(names), fields)
+        block["model"], block["task"] = model, names
+        if self._folder is not None:
+            block = self._share(block, self._folder / f"{self._name}-{os.getpid()}-{len(self._blocks)}.npy")
         self._blocks.append(block)
         self._latest[model] = block
         self._rows[model] = {task: row for row, task in enumerate(names)}
         return self._rows[model]
 
-    def _share(self, block: Block, number: int) -> None:
-        """Move a block to a file; without room for the file it stays in memory."""
-        if self._folder is None:
-            return
-        path = self._folder / f"{self._name}-{os.getpid()}-{number}.npy"
+    def _share(self, block: Block, path: Path) -> Block:
+        """Return a block in a file, or the same block if there is no room for the file."""
         draft = path.with_suffix(".draft")
         try:
-            np.save(content := BytesIO(), block.array)
+            np.save(content := BytesIO(), block)
             draft.write_bytes(content.getvalue())  # a write to a hole of a mapped file could end the process (SIGBUS)
             array = np.load(draft, mmap_mode="r+")
             draft.rename(path)  # readers see complete files only
         except OSError:
+            self.unshared += len(block)
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
-            return
-        block.array, block.path = np.asarray(array), path  # arithmetic on np.memmap itself is much slower
+            return block
+        return np.asarray(array)  # arithmetic on np.memmap itself is much slower
 
-    def _shared_arrays(self) -> Iterator[npt.NDArray[np.void]]:
+    def _shared_blocks(self) -> Iterator[Block]:
         for path in sorted(self._folder.glob(f"{self._name}-*.npy")) if self._folder else ():
-            with suppress(
-                OSError, ValueError, EOFError
-            ):  # removed or damaged; a mapping would end the process (SIGBUS)
+            with suppress(OSError, ValueError, EOFError):  # removed or damaged; a mapping could end the process
                 yield np.load(path)

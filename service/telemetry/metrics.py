@@ -16,8 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from service.telemetry.bulk_histogram import BulkHistogram
-from service.telemetry.multiprocess import WorkerProcessCollector, shared_folder
-from service.telemetry.shared_values import SharedCollector, SharedValues
+from service.telemetry.shared_metrics import SharedCollector, SharedValues, WorkerProcessCollector, shared_folder
 from service.telemetry.stage_timer import STAGES, Stage
 
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -75,7 +74,7 @@ def worker_restarts(registry: CollectorRegistry | None) -> Counter:
 
 
 class UnsharedSeriesCollector(Collector):
-    """Counts the values that this process should share with others but holds in memory alone.
+    """Counts the values of this process that no process exposes, because the shared folder had no room.
 
     Args:
         values: Values of this process, or None if it is the only process.
@@ -143,7 +142,7 @@ class Metrics:
             ProcessCollector(registry=registry)
         else:
             shared_values.install()
-            self._registry.register(SharedCollector(folder, shared_values))
+            self._registry.register(SharedCollector(folder))
             self._registry.register(WorkerProcessCollector(folder))
 
         def counter(name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:

@@ -89,7 +89,8 @@ def test_service_with_a_damaged_version_is_alive_and_becomes_ready_when_it_is_re
         for path, body in (("/v2/health/ready", None), ("/v1/rank", {"items": []})):
             assert send_request(f"{service.url}{path}", body).status == 503
         manifest.write_bytes(content)
-        service.wait_until_ready()
+        service.wait_until(lambda: service.output().count("serving feed version 1") == workers)
+        assert service.ready()
         assert send_request(f"{service.url}/v1/rank", {"items": []}).status == 200
         output = service.output()
     assert output.count("feed/1/manifest.json was altered") == 2 * workers

@@ -14,8 +14,8 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_replicas_includes_a_spare_one() -> None:
-    assert capacity.replicas(1_000, rate=500) == 3  # A replica of two cores serves 500 requests/s at half its peak.
-    assert capacity.replicas(1_001, rate=500) == 4
+    assert capacity.replicas(1_000, rate=500) == 5  # A replica of one core serves 250 requests/s at half its peak.
+    assert capacity.replicas(1_001, rate=500) == 6
     assert capacity.replicas(0.1, rate=500) == 2
 
 
@@ -31,7 +31,7 @@ def test_format_capacity_prefers_rates_over_http() -> None:
 def test_format_capacity_follows_the_documented_formula() -> None:
     seconds = {"frozen, onnxruntime": [0.0018], "look-up of ids": [0.0002]}  # 2 ms: 500 requests/s
     text = capacity.format_capacity({"engines": {"threads": 1, "measured": {"sizes": {"100": seconds}}}})
-    assert "| 1,000 | 4.0 | 3 | 175 |" in text  # 3 replicas × 2 cores × 0.04 × 730
+    assert "| 1,000 | 4.0 | 5 | 146 |" in text  # 5 replicas × 0.04 × 730
     assert "500 candidates" not in text
 
 

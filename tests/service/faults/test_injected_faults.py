@@ -231,6 +231,7 @@ def test_service_gives_no_wrong_response_during_faults(
             store_breaker_seconds=0.1,
             poll_seconds=POLL_SECONDS,
             workers=2,
+            copy_tables=True,  # a truncated file ends the processes that map it
             threads=1,
         ) as service,
     ):

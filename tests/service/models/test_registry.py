@@ -26,7 +26,7 @@ def registry(*routings: ModelRouting, default: str | None = None) -> ModelRegist
     models = ModelRegistry(default)
     for routing in routings:
         models.replace(routing.current.name, routing)
-    models.mark_loaded()
+    models.ready = True
     return models
 
 
@@ -87,31 +87,6 @@ def test_get_before_or_after_a_failed_load_raises_unavailable() -> None:
         assert unavailable_message(loading, *names) == "the models are being loaded: try again"
     loading.replace("feed", None)
     assert unavailable_message(loading, "feed") == "model 'feed' is being loaded: try again"
-    loading.mark_loaded()
+    loading.ready = True
     assert unavailable_message(loading, "feed") == "model 'feed' cannot be served, the service's log says why"
     assert loading.routing("feed") is None
-
-
-class Barrier:
-    """A barrier of several registries in one process."""
-
-    def __init__(self, processes: int) -> None:
-        self._pending = processes
-
-    def mark_ready(self) -> None:
-        self._pending -= 1
-
-    @property
-    def all_ready(self) -> bool:
-        return self._pending <= 0
-
-
-def test_ready_with_several_processes_waits_for_all_of_them() -> None:
-    barrier = Barrier(2)
-    first, second = ModelRegistry(None, barrier), ModelRegistry(None, barrier)
-    first.mark_loaded()
-    assert (first.ready, second.ready) == (False, False)
-    second.mark_loaded()
-    assert (first.ready, second.ready) == (True, True)
-    replacement = ModelRegistry(None, barrier)
-    assert not replacement.ready
