@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -46,6 +46,8 @@ from service.telemetry.request_telemetry import RequestTelemetry
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's telemetry is disabled: it would repeat that of the service and include the values of invalid requests."""
+ATTEMPT_SECONDS = 60.0
+"""Seconds for which a process waits for the first attempt to load the models: it must be live before it is killed."""
 TITLE = "DSelect Ranker"
 DISABLED: dict[str, Any] = {
     "docs_url": None,
@@ -62,7 +64,7 @@ def create_app(
     answers: AnsweredRequests | None = None,
     *,
     load_in_background: bool = False,
-    await_models: bool = False,
+    await_models: Literal["attempt", "success"] | None = None,
 ) -> ASGIApp:
     """Create the service as an ASGI application.
 
@@ -73,7 +75,8 @@ def create_app(
         load_in_background: Whether models are loaded after the function returns, while the application is not ready.
             The application then also waits for a model that can be served.
         await_models: With ``load_in_background``: accept connections only after the first attempt to load the models,
-            because other processes answer them meanwhile.
+            for which the application waits at most ``ATTEMPT_SECONDS``; or after a model was loaded, because other
+            processes answer meanwhile.
 
     Raises:
         BundleError: No model can be served, and models are not loaded in the background; names the bundle and the
@@ -108,8 +111,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         watcher.start()
-        if await_models:
-            await asyncio.to_thread(watcher.first_poll.wait)
+        if await_models == "attempt":
+            await asyncio.to_thread(watcher.first_poll.wait, ATTEMPT_SECONDS)
+        while await_models == "success" and not models.ready:
+            await asyncio.sleep(0.05)
         watch = asyncio.create_task(engine.watch())
         yield {STATE_KEY: context}
         watch.cancel()

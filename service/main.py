@@ -9,10 +9,11 @@ import socket
 import sys
 from functools import partial
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.config import STARTUP_FAILURE
 
 from ranking.artifacts.bounded_calls import BoundedCalls
 from ranking.errors import ConfigError, RankerError
@@ -49,6 +50,8 @@ OTHER_FILES = 1_000
 
 def serve(settings: Settings, host: str, port: int) -> None:
     """Serve until the process receives a signal; listen at once, and become ready when the models are loaded.
+
+    Several processes listen after their first attempt to load the models.
 
     Raises:
         BundleError: The repository does not exist or lacks the default model or any model, or this machine lacks
@@ -138,7 +141,7 @@ def _serve_with_workers(
 ) -> None:
     _require_no_gpu(settings)
     answers = AnsweredRequests.from_settings(settings)
-    factory = partial(_create_process_app, settings, operations_port, answers, await_models=True)
+    factory = partial(_create_worker_app, settings, operations_port, answers)
     config = uvicorn.Config(factory, factory=True, workers=settings.workers, **options)
     with shared_metrics() as folder:
         supervisor = Supervisor(config, listeners, settings, folder)
@@ -147,12 +150,24 @@ def _serve_with_workers(
         raise RankerError(supervisor.failure)
 
 
+def _create_worker_app(
+    settings: Settings, operations_port: int | None, answers: AnsweredRequests | None, *, beside_others: bool
+) -> ASGIApp:
+    try:
+        return _create_process_app(
+            settings, operations_port, answers, await_models="success" if beside_others else "attempt"
+        )
+    except RankerError as error:
+        log.error("%s", error)
+        sys.exit(STARTUP_FAILURE)
+
+
 def _create_process_app(
     settings: Settings,
     operations_port: int | None,
     answers: AnsweredRequests | None = None,
     *,
-    await_models: bool = False,
+    await_models: Literal["attempt", "success"] | None = None,
 ) -> ASGIApp:
     """Configure this process and create its application; see ``create_app`` for the arguments."""
     logs.configure(settings.log_format)
@@ -210,13 +225,6 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
     Raises:
         RankerError: The address cannot be bound; names the option to change.
     """
-    if port == 0:  # a socket that listens again after a shutdown keeps its port only if the port was chosen explicitly
-        with _bind_once(host, port, option) as chosen:  # holds the port until the second socket has it
-            return _bind_once(host, chosen.getsockname()[1], option)
-    return _bind_once(host, port, option)
-
-
-def _bind_once(host: str, port: int, option: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with this protocol number.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -75,6 +75,12 @@ def _split(reasons: Any) -> Any:
     return [] if reasons == "none" else [reason.strip() for reason in reasons.split(",")]
 
 
+def _default_threads(values: dict[str, Any]) -> int:
+    """Divide the cores by the number of processes in these valid settings."""
+    workers: int = values.get("workers", 1)
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
 class Settings(BaseModel):
     """Settings of the service.
 
@@ -181,7 +187,7 @@ class Settings(BaseModel):
     copy_tables: bool | None = None
     workers: PositiveInt = 1
     worker_timeout_seconds: Annotated[float, Field(ge=2, le=3600)] = 10.0
-    threads: PositiveInt = 1
+    threads: PositiveInt = Field(default_factory=_default_threads)
     keys: Path | None = None
     no_keys: bool = False
     operations_port: Annotated[int, Field(ge=0, le=65535)] | None = None
@@ -253,14 +259,6 @@ class Settings(BaseModel):
         if self.keys is not None and self.no_keys:
             raise ValueError("keys and no_keys are mutually exclusive; set only one")
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _set_default_threads(cls, values: dict[str, Any]) -> dict[str, Any]:
-        workers = values.get("workers", 1)
-        if values.get("threads") is None and isinstance(workers, int) and workers > 0:
-            return values | {"threads": max(1, len(os.sched_getaffinity(0)) // workers)}
-        return values
 
 
 def load_settings(

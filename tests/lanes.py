@@ -44,7 +44,6 @@ PROGRAM_MODULES = {
     "requirements.lock",
     "requirements.sbom",
     "service.server.supervisor",
-    "service.server.worker",
     "subprocess",
     "torch.multiprocessing",
 }

@@ -33,6 +33,8 @@ from service.settings import Settings
 
 START_SECONDS, STOP_SECONDS = 120.0, 15.0
 """Timeouts for the start of a server and for its reaction to a signal."""
+STARTED = "Application startup complete"
+"""Text of uvicorn's log line before a process accepts connections."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -46,10 +48,21 @@ class ServerProcess:
         ready_path: path that returns status 200 once the server is ready.
         cores: cores that the processes may use.
         threads: threads of numeric libraries per process.
+        started: text that the server prints before a process accepts connections.
+        processes: number of processes that must have printed it until the server is ready.
     """
 
-    def __init__(self, command: Sequence[str], ready_path: str, cores: Sequence[int], threads: int = 1) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        ready_path: str,
+        cores: Sequence[int],
+        threads: int = 1,
+        started: str = "",
+        processes: int = 0,
+    ) -> None:
         self.cores = cores
+        self._started, self._processes = started, processes
         self._command, self._ready_path, self._threads = command, ready_path, threads
         self._reserved: socket.socket | None = None
         self._port: int | None = None
@@ -162,6 +175,8 @@ class ServerProcess:
             if address is None:
                 return False
             self._port = int(address[1])
+        if self._output().count(self._started) < self._processes:
+            return False
         connection = http.client.HTTPConnection(HOST, self._port, timeout=1)
         try:
             connection.request("GET", self._ready_path)
@@ -179,7 +194,7 @@ class ServerProcess:
 def service_process(settings: Settings, cores: Sequence[int]) -> ServerProcess:
     """Create the process of the DSelect Ranker service."""
     command = [sys.executable, "-m", "pipelines.bench.server_process", settings.model_dump_json()]
-    return ServerProcess(command, "/v2/health/ready", cores)
+    return ServerProcess(command, "/v2/health/ready", cores, started=STARTED, processes=settings.workers)
 
 
 def _reserve_port() -> socket.socket:

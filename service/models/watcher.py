@@ -56,5 +56,6 @@ class Watcher:
                         exc_info=unexpected,
                     )
                 logged = str(error)
-            self.first_poll.set()
+            finally:
+                self.first_poll.set()
             self._stopped.wait(self._poll_seconds)

@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 
 from service.server.context import STATE_KEY
+from service.settings import KILL_MARGIN_SECONDS
 
 SIGNAL_EXIT_BASE = 128
 """Added to a signal's number, this is the exit code of a process that the signal ends, as in shells."""
@@ -59,13 +60,18 @@ class GracefulServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Handle a signal; uvicorn calls this for each one."""
-        if self._supervised and not self.started:  # it has no requests, and may be loading models
+        if self._supervised and not self.started:  # it may wait for models, and has hardly any request
             os._exit(SIGNAL_EXIT_BASE + sig)
         if self._close_time != math.inf:
             if not self._supervised:
                 os._exit(SIGNAL_EXIT_BASE + sig)
             return
         self._close_time = time.monotonic()
+        if self._supervised:  # which may not wait for this process, if somebody else has sent the signal
+            grace = self.config.timeout_graceful_shutdown or 0
+            last = threading.Timer(self._drain_seconds + grace + KILL_MARGIN_SECONDS, os._exit, [1])
+            last.daemon = True
+            last.start()
         if self.started:  # a process that was never ready need not drain
             self._close_time += self._drain_seconds
             self.lifespan.state[STATE_KEY].lifecycle.drain()

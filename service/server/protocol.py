@@ -25,7 +25,7 @@ from service.server.body_budget import LEASE, BodyLease
 from service.server.context import STATE_KEY, ServerContext, StaticResponse
 from service.server.pacing import EARLY_SECONDS
 
-SUPPORTED_UVICORN = ">=0.45,<0.55"
+SUPPORTED_UVICORN = ">=0.51,<0.55"
 """Supported versions of uvicorn: ``LimitedHttpProtocol`` overrides a private method of its protocol."""
 LINGER_SECONDS = 1.0
 """Seconds between a rejection and the end of its connection.

@@ -9,23 +9,28 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import uvicorn
-from prometheus_client.multiprocess import mark_process_dead
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from service.server.graceful import SIGNAL_EXIT_BASE, GracefulServer
 from service.settings import KILL_MARGIN_SECONDS, Settings
 from service.telemetry.metrics import worker_restarts
+from service.telemetry.shared_metrics import remove_metrics
 
 POLL_SECONDS = 0.5
 """Seconds between two health checks: uvicorn's interval."""
 START_SECONDS = 120.0
 """Seconds in which a new process must answer its first health check; until then it imports modules."""
+RESTART_SECONDS = 5.0
+"""Seconds between the starts of a process that ended before it served and of the next one."""
 MAX_FAILED_STARTS = 5
-"""Consecutive processes that end before they serve, while no other serves, after which the supervisor gives up."""
+"""Processes per worker that end in a row before they serve, while no other serves, until the supervisor gives up."""
 
 log = logging.getLogger("ranker.service")
 
@@ -37,29 +42,37 @@ class Worker(Process):
     running one, and does not notice an event loop that hangs.
 
     Args:
-        config: Configuration of uvicorn with a factory of the application.
+        config: Configuration of uvicorn with a factory of the application, which takes ``beside_others``.
         sockets: Sockets that all workers serve.
-        drain_seconds: See ``GracefulServer``.
+        settings: Settings of the service.
+        beside_others: Whether another worker serves.
 
     Attributes:
+        started: ``time.monotonic()`` at the start.
         serves: Whether the process accepted connections at its last answer.
-        silent_seconds: Seconds for which the supervisor has waited for an answer, not counting those in which it did
-            not run itself.
+        has_served: Whether it ever did.
+        hung: Whether the process was killed because it did not answer.
+        ended: Whether the supervisor has recorded the end of the process.
     """
 
-    def __init__(self, config: uvicorn.Config, sockets: list[socket], drain_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, sockets: list[socket], settings: Settings, *, beside_others: bool
+    ) -> None:
         super().__init__(config, sockets)
-        self._drain_seconds = drain_seconds
+        self._settings, self._beside_others = settings, beside_others
         self._is_asked = self._has_answered = False
-        self.serves = False
-        self.silent_seconds = 0.0
+        self._silent_seconds = 0.0
+        self.started = time.monotonic()
+        self.serves = self.has_served = self.hung = self.ended = False
 
     # In the worker process
 
     def target(self, sockets: list[socket] | None = None) -> None:
         """Run the server; uvicorn calls this in the worker process."""
-        self._server = GracefulServer(self.config, self._drain_seconds, supervised=True)
-        threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
+        create_app: Any = self.config.app
+        self.config.app = partial(create_app, beside_others=self._beside_others)
+        self._server = GracefulServer(self.config, self._settings.drain_seconds, supervised=True)
+        threading.Thread(target=_stop_with_supervisor, args=[self._settings], name="supervisor", daemon=True).start()
         super().target(sockets)
 
     def pong(self) -> None:
@@ -67,36 +80,41 @@ class Worker(Process):
         self.child_conn.recv()
         assert isinstance(self._server, GracefulServer)
         self._server.wait_for_tick()
-        self.child_conn.send(self._server.started)
+        self.child_conn.send(self._server.started and not self._server.should_exit)
 
     # In the supervisor
 
     def check(self) -> None:
-        """Read the answer to the last health check, if there is one, and then send the next one."""
-        with suppress(OSError, EOFError):  # the process has just ended
-            if self._is_asked:
-                if not self.parent_conn.poll():
-                    self.silent_seconds += POLL_SECONDS
-                    return
-                self.serves = self.parent_conn.recv()
-                self._has_answered, self.silent_seconds = True, 0.0
-            self.parent_conn.send(b"ping")
-            self._is_asked = True
+        """Read the answer to the last health check, if there is one, and send the next one; kill a process that hangs.
 
-    def is_hung(self, timeout_seconds: float) -> bool:
-        """Whether the process has not answered for longer than this, or than ``START_SECONDS`` if it is new."""
-        limit = timeout_seconds if self._has_answered else max(timeout_seconds, START_SECONDS)
-        return self.silent_seconds > limit
+        The time without an answer counts in polls, so that nothing hangs because the machine was suspended.
+        """
+        if self._is_asked and not self.parent_conn.poll():
+            self._silent_seconds += POLL_SECONDS
+            timeout = self._settings.worker_timeout_seconds
+            if not self.hung and self._silent_seconds > (
+                timeout if self._has_answered else max(timeout, START_SECONDS)
+            ):
+                self.hung = True
+                log.error("process %s has not responded for %.1f s and is killed", self.pid, self._silent_seconds)
+                self.process.kill()
+            return
+        if self._is_asked:
+            self.serves = self.parent_conn.recv()
+            self.has_served = self.has_served or self.serves
+            self._has_answered, self._silent_seconds = True, 0.0
+        self.parent_conn.send(b"ping")
+        self._is_asked = True
 
 
 class Supervisor(Multiprocess):
     """Replaces workers that end or hang. A second signal kills all workers at once.
 
     Args:
-        config: Configuration of uvicorn with a factory of the application and the number of workers.
+        config: Configuration of uvicorn with the number of workers and a factory, see ``Worker``.
         sockets: Sockets to serve.
         settings: Settings of the service.
-        metrics: Folder of the metrics that the workers share; gauges of dead workers are removed from it.
+        metrics: Folder of the metrics that the workers share.
 
     Attributes:
         failure: Why the supervisor gave up, or None.
@@ -111,44 +129,54 @@ class Supervisor(Multiprocess):
         self._failed_starts = 0
         self.failure: str | None = None
 
+    def run(self) -> None:
+        """Serve until a signal, or until no worker can serve."""
+        try:
+            super().run()
+        finally:  # also after an error: this process would wait for them at its end
+            self._kill_all()
+
     def init_processes(self) -> None:
         """Start the workers; uvicorn calls this once."""
-        self.processes = [self._start_worker() for _ in range(self.processes_num)]
+        for _ in range(self.processes_num):
+            self.processes.append(self._start_worker())
 
     def keep_subprocess_alive(self) -> None:
         """Replace the workers that ended or hang; uvicorn calls this twice a second."""
         for position, worker in enumerate(self.processes):
-            worker.check()
-            hangs = worker.process.is_alive() and worker.is_hung(self._settings.worker_timeout_seconds)
-            if self.should_exit.is_set() or (worker.process.is_alive() and not hangs):
+            if self.should_exit.is_set():
+                return
+            if worker.process.is_alive():
+                worker.check()
                 continue
-            if hangs:
-                log.error("process %s has not responded for %.1f s and is killed", worker.pid, worker.silent_seconds)
-            worker.kill()
-            worker.process.join()
-            mark_process_dead(worker.pid, str(self._metrics))  # type: ignore[no-untyped-call]
-            self._restarts.labels("hung" if hangs else "died").inc()
-            if not self._gives_up(worker):
-                log.warning("process %s died (%s) and is replaced", worker.pid, _describe_exit(worker.exitcode))
-                self.processes[position] = self._start_worker()
+            if not worker.ended:
+                self._record_end(worker)
+            if worker.has_served or time.monotonic() > worker.started + RESTART_SECONDS:
+                try:
+                    self.processes[position] = self._start_worker()
+                except OSError as error:
+                    log.error("no process can be started (%s): trying again", error.strerror)
 
     def join_all(self) -> None:
         """Wait for the workers to end, then kill those that hang; uvicorn calls this after it has signaled all."""
         for listener in self.sockets:
             listener.close()  # else new connections would wait for this copy after the workers have closed theirs
-        periods = self._settings.drain_seconds + self._settings.grace_seconds
-        deadline = time.monotonic() + periods + KILL_MARGIN_SECONDS
+        end = time.monotonic() + end_seconds(self._settings)
         while any(worker.process.is_alive() for worker in self.processes):
-            if self.signal_queue or self.failure is not None or time.monotonic() > deadline:
-                for worker in self.processes:
-                    worker.process.kill()
+            signals = [number for number in self.signal_queue if number in (signal.SIGINT, signal.SIGTERM)]
+            if signals or self.failure is not None or time.monotonic() > end:
+                self._kill_all()
+            if signals:
+                os._exit(SIGNAL_EXIT_BASE + signals[0])
+            if time.monotonic() > end + KILL_MARGIN_SECONDS:
+                os._exit(1)  # a process in an uninterruptible wait does not end
             time.sleep(0.05)
-        if self.signal_queue:
-            os._exit(SIGNAL_EXIT_BASE + self.signal_queue[0])
 
     def handle_hup(self) -> None:
-        """Stop: the terminal was closed, which has ended the workers."""
+        """Stop: the terminal was closed, or the user wants to quit, which has ended the workers."""
         self.should_exit.set()
+
+    handle_quit = handle_hup
 
     def handle_ttin(self) -> None:
         """Do nothing: the number of workers is a setting."""
@@ -156,22 +184,35 @@ class Supervisor(Multiprocess):
     handle_ttou = handle_ttin
 
     def _start_worker(self) -> Worker:
-        worker = Worker(self.config, self.sockets, self._settings.drain_seconds)
+        beside_others = any(worker.serves for worker in self.processes)
+        worker = Worker(self.config, self.sockets, self._settings, beside_others=beside_others)
         worker.start()
         return worker
 
-    def _gives_up(self, ended: Worker) -> bool:
-        """Stop the service if no worker serves and further starts would fail likewise."""
-        if ended.serves or any(worker.serves for worker in self.processes):
+    def _record_end(self, worker: Worker) -> None:
+        """Count, log and clean up the end of a worker, and give up if further ones would fail likewise."""
+        worker.ended, worker.serves = True, False
+        self._restarts.labels("hung" if worker.hung else "died").inc()
+        log.warning("process %s died (%s) and is replaced", worker.pid, _describe_exit(worker.exitcode))
+        remove_metrics(self._metrics, worker.pid)
+        if worker.has_served or any(other.serves for other in self.processes):
             self._failed_starts = 0
-            return False
+            return
         self._failed_starts += 1
-        if self._failed_starts < MAX_FAILED_STARTS:
-            return False
-        cause = _describe_exit(ended.exitcode)
-        self.failure = f"no worker process can serve: {MAX_FAILED_STARTS} have ended before, the last with {cause}"
-        self.should_exit.set()
-        return True
+        if worker.exitcode == STARTUP_FAILURE or self._failed_starts >= MAX_FAILED_STARTS * self.processes_num:
+            cause = _describe_exit(worker.exitcode)
+            failed = f"{self._failed_starts} ended before they could, the last with {cause}"
+            self.failure = f"no worker process can serve: {failed}"
+            self.should_exit.set()
+
+    def _kill_all(self) -> None:
+        for worker in self.processes:
+            worker.process.kill()
+
+
+def end_seconds(settings: Settings) -> float:
+    """Return the seconds after a signal within which a worker must end."""
+    return settings.drain_seconds + settings.grace_seconds + KILL_MARGIN_SECONDS
 
 
 def _describe_exit(code: int | None) -> str:
@@ -182,9 +223,11 @@ def _describe_exit(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _stop_with_supervisor() -> None:
-    """Wait for the supervisor to end, then stop this process; a killed supervisor cannot signal its workers."""
+def _stop_with_supervisor(settings: Settings) -> None:
+    """Wait for the supervisor to end, then stop this process; a killed supervisor cannot signal or kill its workers."""
     supervisor = multiprocessing.parent_process()
     assert supervisor is not None
     supervisor.join()
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(end_seconds(settings))
+    os._exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -49,6 +49,7 @@ class BulkHistogram(Collector):
         self._blocks: list[Block] = []
         self._latest: dict[str, Block] = {}  # model → its last block
         self.unshared = 0
+        self._token = secrets.token_hex(8)  # a terminated process may have had the id of this one
         self._rows: dict[str, dict[str, int]] = {}  # model → task → row in the model's last block
 
     def observe(self, model: str, tasks: Sequence[str], values: npt.NDArray[np.float32]) -> None:
@@ -91,7 +92,7 @@ class BulkHistogram(Collector):
         block = np.zeros(len(names), fields)
         block["model"], block["task"] = model, names
         if self._folder is not None:
-            block = self._share(block, self._folder / f"{self._name}-{os.getpid()}-{len(self._blocks)}.npy")
+            block = self._share(block, self._folder / f"{self._name}-{self._token}-{len(self._blocks)}.npy")
         self._blocks.append(block)
         self._latest[model] = block
         self._rows[model] = {task: row for row, task in enumerate(names)}

@@ -77,7 +77,7 @@ class UnsharedSeriesCollector(Collector):
     """Counts the values of this process that no process exposes, because the shared folder had no room.
 
     Args:
-        values: Values of this process, or None if it is the only process.
+        values: Values of this process, or None if it is the only process. If their folder was removed, one more counts.
         histogram: Histogram with a store of its own.
     """
 
@@ -91,7 +91,8 @@ class UnsharedSeriesCollector(Collector):
         if self._values is None:
             family.add_metric([], 0)
         else:
-            family.add_metric([str(os.getpid())], self._values.unshared + self._histogram.unshared)
+            removed = int(not self._values.folder.is_dir())
+            family.add_metric([str(os.getpid())], self._values.unshared + self._histogram.unshared + removed)
         yield family
 
 

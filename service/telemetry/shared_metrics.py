@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import struct
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,11 @@ SHARED_MEMORY = Path("/dev/shm")
 
 INITIAL_BYTES = 64 * 1024
 """Initial size of a file, enough for some 300 values."""
+SERIES_BYTES = 16 * 1024
+"""Room that a new series needs: a histogram of which only some buckets were stored would be wrong."""
+
+UNREADABLE = (OSError, RuntimeError, ValueError, struct.error)
+"""Errors of prometheus_client on a file that is damaged or was removed while it was read."""
 
 log = logging.getLogger("ranker.service")
 
@@ -59,7 +66,8 @@ def shared_metrics() -> Iterator[Path]:
             ) from None
         os.environ[FOLDER] = str(folder)
         stack.callback(os.environ.pop, FOLDER)
-        stack.callback(setattr, values, "ValueClass", values.ValueClass)
+        for name in ("ValueClass", "MmapedDict"):
+            stack.callback(setattr, values, name, getattr(values, name))
         SharedValues(folder).install()
         yield folder
 
@@ -88,6 +96,7 @@ class AllocatedFile(MmapedDict):
                 draft.unlink(missing_ok=True)
                 raise
         super().__init__(path)  # type: ignore[no-untyped-call]
+        self._series: set[tuple[str, ...]] = set()
 
     def _init_value(self, key: str) -> None:
         """Add a value; overrides the only method of prometheus_client that extends the file.
@@ -95,13 +104,19 @@ class AllocatedFile(MmapedDict):
         Raises:
             OSError: The filesystem has no room.
         """
-        padded_bytes = len(key.encode()) + 8
-        entry_bytes, capacity = 4 + padded_bytes + 16, self._capacity
-        while self._used + entry_bytes > capacity:
+        metric, _, labels, _ = json.loads(key)
+        labels.pop("le", None)
+        series = (metric, *labels.values())
+        self._allocate(4 + len(key.encode()) + 8 + 16 if series in self._series else SERIES_BYTES)
+        self._series.add(series)
+        super()._init_value(key)  # type: ignore[no-untyped-call]
+
+    def _allocate(self, size: int) -> None:
+        capacity = self._capacity
+        while self._used + size > capacity:
             capacity *= 2
         if capacity > self._capacity:
             os.posix_fallocate(self._f.fileno(), 0, capacity)
-        super()._init_value(key)  # type: ignore[no-untyped-call]
 
 
 class SharedValues:
@@ -111,11 +126,12 @@ class SharedValues:
         folder: Folder that the processes share.
 
     Attributes:
+        folder: As above.
         unshared: Number of values in memory, which no process exposes.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._create = folder, values.MultiProcessValue()  # type: ignore[no-untyped-call]
+        self.folder, self._create = folder, values.MultiProcessValue()  # type: ignore[no-untyped-call]
         self.unshared = 0
 
     def install(self) -> None:
@@ -128,10 +144,12 @@ class SharedValues:
         """Create a value; takes the arguments that prometheus_client passes to its class of values."""
         try:
             return self._create(*args, **options)
-        except OSError as error:
+        except (OSError, ValueError, IndexError) as error:  # no room for the file or for its mapping
             if not self.unshared:
-                reason = os_error_text(error)
-                log.warning("%s has no room for metrics (%s): they are missing until a restart", self._folder, reason)
+                reason = os_error_text(error) if isinstance(error, OSError) else error
+                log.warning(
+                    "metrics cannot be stored in %s (%s): new ones are missing until a restart", self.folder, reason
+                )
             self.unshared += 1
             return values.MutexValue(*args, **options)  # type: ignore[no-untyped-call]
 
@@ -144,7 +162,32 @@ class SharedCollector(MultiProcessCollector):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = str(folder)
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        """Return one family per metric, without the values of files that cannot be read."""
+        files = list(map(str, self._folder.glob("*.db")))
+        try:
+            metrics: Iterable[Metric] = self.merge(files)  # type: ignore[no-untyped-call]
+        except UNREADABLE:
+            metrics = self.merge(filter(_is_readable, files))  # type: ignore[no-untyped-call]
+        return metrics
+
+
+def _is_readable(file: str) -> bool:
+    try:
+        return bool(list(MmapedDict.read_all_values_from_file(file)))  # type: ignore[no-untyped-call]
+    except UNREADABLE:
+        return False
+
+
+def remove_metrics(folder: Path, pid: int | None) -> None:
+    """Remove the gauges of a process that has ended, and its counters and histograms if they have counted nothing."""
+    for path in folder.glob(f"*_{pid}.db"):
+        with suppress(*UNREADABLE):
+            values = MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
+            if path.name.startswith("gauge_live") or not any(value for _, value, _, _ in values):
+                path.unlink()
 
 
 class WorkerProcessCollector(Collector):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from service.backends.select import BackendName
 from service.main import choose_operations_port, is_loopback, require_keys
 from service.settings import Settings
 from tests.support.http_client import post_json
-from tests.support.ports import HOST, occupied_port
+from tests.support.ports import occupied_port
 from tests.support.processes import running_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
@@ -31,7 +30,6 @@ LOOPBACK = ["127.0.0.1", "127.8.0.1", "::1", "localhost"]
 def test_workers_share_a_port_and_a_killed_worker_is_replaced(repository: Path, request_body: dict[str, Any]) -> None:
     """The death of a process must not end the service."""
     with running_service(repository, workers=2, threads=1) as service:
-        service.wait_until(lambda: len(service.worker_pids()) == 2)
         expected = post_json(f"{service.url}/v1/rank", request_body)
         first = service.worker_pids()
         os.kill(min(first), signal.SIGKILL)
@@ -48,7 +46,6 @@ def test_process_with_onnxruntime_backend_does_not_load_pytorch(
     repository: Path, request_body: dict[str, Any], workers: int
 ) -> None:
     with running_service(repository, workers=workers, threads=1, backend="onnxruntime") as service:
-        service.wait_until(lambda: workers == 1 or len(service.worker_pids()) == workers)
         assert post_json(f"{service.url}/v1/rank", request_body | {"explain": True})["items"]
         for pid in {service.process.pid, *service.worker_pids()}:
             libraries = Path(f"/proc/{pid}/maps").read_text()
@@ -60,21 +57,6 @@ def test_serve_on_an_occupied_port_raises(repository: Path) -> None:
     message = "127.0.0.1:{} cannot be listened on .*choose another --port"
     with occupied_port() as port, pytest.raises(RankerError, match=message.format(port)):
         main.serve(Settings(repository=repository), "127.0.0.1", port)
-
-
-def test_port_that_the_system_chose_is_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    bind_once = main._bind_once
-
-    def bind_after_others(host: str, port: int, option: str) -> socket.socket:
-        if port:
-            with socket.socket() as other, pytest.raises(OSError, match="in use"):
-                other.bind((host, port))
-        return bind_once(host, port, option)
-
-    monkeypatch.setattr(main, "_bind_once", bind_after_others)
-    with main._bind(HOST, 0, "--port") as listener:
-        listener.listen()
-        socket.create_connection(listener.getsockname()).close()
 
 
 @pytest.mark.parametrize("backend", ["cuda", "auto"])
@@ -91,7 +73,7 @@ def test_serve_with_several_workers_and_a_gpu_raises(
 def test_serve_with_an_unsupported_uvicorn_raises(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(HttpToolsProtocol, "_start_asgi_task")
     monkeypatch.setattr("uvicorn.__version__", "0.44.0")
-    with pytest.raises(RankerError, match=r"uvicorn 0\.44\.0 is not supported.*>=0\.45,<0\.55") as caught:
+    with pytest.raises(RankerError, match=r"uvicorn 0\.44\.0 is not supported.*>=0\.51,<0\.55") as caught:
         main.serve(Settings(repository=repository), "127.0.0.1", 0)
     assert "\n" not in str(caught.value)
 

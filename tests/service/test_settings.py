@@ -76,6 +76,7 @@ def test_settings_representations_hide_the_store_password() -> None:
 def test_threads_default_to_the_cores_divided_by_the_workers() -> None:
     cores = len(os.sched_getaffinity(0))
     assert load_settings(REPOSITORY, environ={}).threads == cores
+    assert load_settings(REPOSITORY, environ={"RANKER_WORKERS": "1"}).threads == cores
     assert load_settings({**REPOSITORY, "workers": cores}, environ={}).threads == 1
     assert load_settings({**REPOSITORY, "workers": 10 * cores}, environ={}).threads == 1
 
@@ -150,3 +151,16 @@ def test_settings_body_budget_is_shared_by_workers_unless_set(options: dict[str,
 def test_load_settings_body_budget_below_two_bodies_names_the_fix() -> None:
     with pytest.raises(ConfigError, match=r"max_buffered_bytes = 16000000 .* set at least 16777216, or lower"):
         load_settings(REPOSITORY, environ={"RANKER_MAX_BUFFERED_BYTES": "16000000"})
+
+
+@pytest.mark.parametrize(
+    ("options", "copies"),
+    [
+        ({}, True),
+        ({"workers": 2}, False),
+        ({"workers": 2, "copy_tables": True}, True),
+        ({"copy_tables": False}, False),
+    ],
+)
+def test_tables_are_copied_by_default_with_one_worker_only(options: dict[str, Any], copies: bool) -> None:
+    assert load_settings(REPOSITORY | options, environ={}).copies_tables is copies

@@ -21,6 +21,9 @@ from tests.support.metrics import samples
 from tests.support.ports import HOST
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
+STARTED = "Application startup complete"
+"""Text of the log line of uvicorn before a process accepts connections."""
+
 Result = TypeVar("Result")
 
 MAX_REPORTED_CHARACTERS = 30_000
@@ -63,7 +66,9 @@ class ServiceProcess:
             start_new_session=True,
             pass_fds=inherited,
         )
-        self._options = options
+        self._options, self._workers = options, int(str(settings.get("workers", 1)))
+        if "--workers" in options:
+            self._workers = int(options[options.index("--workers") + 1])
         _services.append(self)
 
     @cached_property
@@ -102,6 +107,9 @@ class ServiceProcess:
         return wait_until(check, self.output)
 
     def wait_until_ready(self) -> None:
+        """Wait until the service is ready; at its start, until all workers serve."""
+        if self._workers > 1:
+            self.wait_until(lambda: self.output().count(STARTED) >= self._workers)
         self.wait_until(self.ready)
 
     def ready(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ranking.lookup.npy import open_array
+from service.models import sealed_copy
 from service.models.sealed_copy import copy_file
 from tests.support.open_files import open_files
 
@@ -25,7 +26,10 @@ def copies_of(file: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5_000])
-def test_copy_is_unaffected_by_truncation_and_overwriting(file: Path, size: int) -> None:
+def test_copy_is_unaffected_by_truncation_and_overwriting(
+    file: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_copy, "CHUNK_BYTES", 1_000)
     expected = file.read_bytes()
     content = copy_file(file)
     os.truncate(file, size)

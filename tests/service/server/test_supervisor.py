@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import itertools
 import os
 import shutil
 import signal
 import threading
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ import uvicorn
 from prometheus_client import values
 from uvicorn.supervisors import multiprocess
 
+from service.server import supervisor as supervisors
 from service.server.graceful import GracefulServer
 from service.server.supervisor import MAX_FAILED_STARTS, POLL_SECONDS, START_SECONDS, Supervisor, Worker
 from service.settings import Settings
 from tests.support.background_load import BackgroundLoad
 from tests.support.http_client import NO_RESPONSE, post_json, read_until_closed, send_request
-from tests.support.processes import ServiceProcess, running_service, started_service
+from tests.support.processes import STARTED, ServiceProcess, running_service, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
 TIMEOUT = 30.0
@@ -65,6 +67,7 @@ class Simulation:
         monkeypatch.setattr(multiprocess, "get_subprocess", SimulatedProcess)
         monkeypatch.setattr(multiprocess.signal, "signal", lambda *_: None)
         monkeypatch.setattr(values, "ValueClass", values.MutexValue)
+        monkeypatch.setattr(supervisors, "RESTART_SECONDS", -1.0)
         settings = Settings(repository=folder, workers=2, worker_timeout_seconds=TIMEOUT)
         self.supervisor = Supervisor(uvicorn.Config("unused", workers=2), [], settings, folder)
         self.supervisor.init_processes()
@@ -102,16 +105,28 @@ def test_worker_is_hung_after_the_timeout_and_before_its_first_answer_after_the_
     simulation.poll(2 * POLL_SECONDS, first)
     assert (first.serves, second.serves) == (True, False)
     simulation.poll(TIMEOUT)
-    assert first.process.is_alive()
+    assert not first.hung
     simulation.poll(2 * POLL_SECONDS)
     assert first.exitcode == -signal.SIGKILL
+    simulation.poll(POLL_SECONDS)
     assert simulation.first.process.is_alive()
     assert (simulation.restarts("hung"), simulation.restarts("died")) == (1, 0)
-    while second.silent_seconds < START_SECONDS:
-        simulation.poll(POLL_SECONDS)
-    assert second.process.is_alive()
-    simulation.poll(2 * POLL_SECONDS)
-    assert not second.process.is_alive()
+    simulation.poll(START_SECONDS - TIMEOUT - 4 * POLL_SECONDS)
+    assert not second.hung
+    simulation.poll(4 * POLL_SECONDS)
+    assert second.hung
+
+
+def test_hung_worker_that_does_not_end_is_killed_once_and_delays_nothing(simulation: Simulation) -> None:
+    worker = simulation.first
+    simulation.poll(2 * POLL_SECONDS, worker)
+    worker.process.kill = lambda: None  # as in an uninterruptible wait
+    simulation.poll(2 * TIMEOUT, simulation.second)
+    assert (worker.hung, simulation.first) == (True, worker)
+    assert (simulation.restarts("hung"), simulation.second.serves) == (0, True)
+    worker.process.end(-signal.SIGKILL)
+    simulation.poll(POLL_SECONDS)
+    assert (simulation.restarts("hung"), simulation.first is worker) == (1, False)
 
 
 def test_worker_that_answers_late_is_not_hung(simulation: Simulation) -> None:
@@ -119,29 +134,60 @@ def test_worker_that_answers_late_is_not_hung(simulation: Simulation) -> None:
     for _ in range(3):
         simulation.poll(TIMEOUT)
         simulation.poll(2 * POLL_SECONDS, worker)
-    assert simulation.first is worker
-    assert worker.silent_seconds == 0
+    assert (simulation.first, worker.hung) == (worker, False)
 
 
 def test_worker_that_dies_is_replaced_at_the_next_poll(simulation: Simulation) -> None:
     worker = simulation.first
-    simulation.poll(2 * POLL_SECONDS, worker)
+    simulation.poll(2 * POLL_SECONDS, worker, simulation.second)
     worker.process.end(0)
     simulation.poll(POLL_SECONDS)
     assert simulation.first.process.is_alive()
+    assert simulation.first._beside_others
     assert (simulation.restarts("hung"), simulation.restarts("died")) == (0, 1)
 
 
-def test_gauges_of_a_dead_worker_are_removed_and_its_counters_stay(simulation: Simulation, tmp_path: Path) -> None:
-    dead, alive = simulation.first, simulation.second
-    for worker in (dead, alive):
-        for kind in ("counter", "histogram", "gauge_livesum", "gauge_livemax"):
-            (tmp_path / f"{kind}_{worker.pid}.db").touch()
-    dead.process.end(9)
+def test_worker_that_dies_before_it_serves_is_replaced_later(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisors, "RESTART_SECONDS", 600.0)
+    worker = simulation.first
+    worker.process.end(9)
+    simulation.poll(3 * POLL_SECONDS)
+    assert (simulation.first, simulation.restarts("died")) == (worker, 1)
+    monkeypatch.setattr(supervisors, "RESTART_SECONDS", -1.0)
     simulation.poll(POLL_SECONDS)
-    gauges = {path.name for path in tmp_path.glob("gauge_*")}
-    assert gauges == {f"gauge_livesum_{alive.pid}.db", f"gauge_livemax_{alive.pid}.db"}
-    assert len(list(tmp_path.iterdir())) == 6
+    assert simulation.first.process.is_alive()
+    assert not simulation.first._beside_others
+    assert simulation.restarts("died") == 1
+
+
+def test_process_that_cannot_be_started_is_tried_again(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    simulation.first.process.end(9)
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedProcess, "start", fail)
+        simulation.poll(2 * POLL_SECONDS, simulation.second)
+    assert simulation.second.serves
+    simulation.poll(POLL_SECONDS)
+    assert simulation.first.process.is_alive()
+    assert caplog.messages.count("no process can be started (Resource temporarily unavailable): trying again") == 2
+    assert simulation.restarts("died") == 1
+
+
+def test_workers_are_killed_after_an_error_of_the_supervisor(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = simulation.supervisor.processes
+    monkeypatch.setattr(simulation.supervisor, "init_processes", lambda: None)
+    monkeypatch.setattr(simulation.supervisor, "handle_signals", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        simulation.supervisor.run()
+    assert not any(worker.process.is_alive() for worker in workers)
 
 
 def test_supervisor_gives_up_after_failed_starts_but_not_while_a_worker_serves(simulation: Simulation) -> None:
@@ -158,10 +204,26 @@ def test_supervisor_gives_up_after_failed_starts_but_not_while_a_worker_serves(s
         simulation.first.process.end(-signal.SIGBUS)
         simulation.poll(POLL_SECONDS)
         starts += 1
-    assert starts == MAX_FAILED_STARTS
+    assert starts == 2 * MAX_FAILED_STARTS
     assert simulation.supervisor.failure == (
-        f"no worker process can serve: {starts} have ended before, the last with signal 7, SIGBUS"
+        f"no worker process can serve: {starts} ended before they could, the last with signal 7, SIGBUS"
     )
+
+
+def test_signals_other_than_those_to_stop_do_not_kill_workers(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, *range(1, 12)])
+    monkeypatch.setattr(supervisors.time, "sleep", lambda _: next(clock) < 10 or stop())
+    workers = list(simulation.supervisor.processes)
+
+    def stop() -> None:
+        for worker in workers:
+            worker.process.end(0)  # type: ignore[attr-defined]
+
+    simulation.supervisor.signal_queue += [signal.SIGWINCH, signal.SIGHUP]
+    simulation.supervisor.join_all()
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 def test_worker_answers_only_while_its_event_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,11 +239,11 @@ def test_worker_answers_only_while_its_event_loop_runs(tmp_path: Path, monkeypat
     server.started = True
     worker.parent_conn.send(b"ping")
     assert answer(0.2) == "silence"
+    asyncio.run(server.on_tick(1))
+    assert answer(TIMEOUT_SECONDS) is True
     server.should_exit = True  # as at the end of the process, when it finishes its requests
-    server._ticked.set()
-    assert answer(TIMEOUT_SECONDS) is True
     worker.parent_conn.send(b"ping")
-    assert answer(TIMEOUT_SECONDS) is True
+    assert answer(TIMEOUT_SECONDS) is False
 
 
 # Processes
@@ -192,10 +254,10 @@ if "spawn_main" in " ".join(sys.orig_argv) and os.path.exists({marker!r}):
     os._exit(9)
 """
 IMPATIENT_SERVICE = """
-# Serve, but kill workers sooner that do not stop.
+# Serve, but replace workers sooner, and kill workers sooner that do not stop.
 import sys
 from service.server import supervisor
-supervisor.KILL_MARGIN_SECONDS = 0.1
+supervisor.KILL_MARGIN_SECONDS = supervisor.RESTART_SECONDS = 0.1
 from pipelines.cli.main import main
 sys.exit(main())
 """
@@ -257,14 +319,42 @@ def test_hung_worker_is_replaced_and_its_clients_are_disconnected(
 
 
 @pytest.mark.system
+def test_clients_of_killed_workers_wait_for_the_new_ones(repository: Path, request_body: dict[str, Any]) -> None:
+    with impatient_service(repository) as service:
+        service.wait_until_ready()
+        for pid in both_workers(service):
+            os.kill(pid, signal.SIGKILL)
+        assert post_json(f"{service.url}/v1/rank", request_body)["items"]
+        service.wait_until(lambda: restarts(service, "died") == 2)
+        service.process.terminate()
+        assert service.process.wait(TIMEOUT_SECONDS) == 0
+
+
+@pytest.mark.system
+def test_service_does_not_give_up_while_one_worker_serves(
+    repository: Path, request_body: dict[str, Any], crash_marker: Path
+) -> None:
+    """Protects the service against an end because of one worker; starts more processes than it may fail to start."""
+    with impatient_service(repository) as service:
+        service.wait_until_ready()
+        crash_marker.touch()
+        os.kill(min(both_workers(service)), signal.SIGKILL)
+        service.wait_until(lambda: logged(service, "is replaced", 2 * MAX_FAILED_STARTS + 2))
+        assert post_json(f"{service.url}/v1/rank", request_body)["items"]
+        crash_marker.unlink()
+        service.wait_until(lambda: logged(service, STARTED, 3))
+
+
+@pytest.mark.system
 def test_service_whose_workers_cannot_start_gives_up_with_the_reason(repository: Path, crash_marker: Path) -> None:
     crash_marker.touch()
     with impatient_service(repository) as service:
         assert service.process.wait(TIMEOUT_SECONDS) == 1
         output = service.output()
-    assert output.count("died (exit code 9) and is replaced") == MAX_FAILED_STARTS - 1
+    starts = 2 * MAX_FAILED_STARTS
+    assert output.count("died (exit code 9) and is replaced") == starts
     assert output.splitlines()[-1] == (
-        f"ranker: no worker process can serve: {MAX_FAILED_STARTS} have ended before, the last with exit code 9"
+        f"ranker: no worker process can serve: {starts} ended before they could, the last with exit code 9"
     )
     assert "Traceback" not in output
 
@@ -278,19 +368,18 @@ def test_service_whose_workers_die_beside_a_damaged_repository_is_live_until_it_
     manifest = path / "feed" / "1" / "manifest.json"
     content = manifest.read_bytes()
     with impatient_service(path, poll_seconds=0.1) as service:
-        service.wait_until(lambda: logged(service, "serving feed version 1", 2))
+        service.wait_until_ready()
         pids = both_workers(service)
         manifest.write_text("{}")
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        service.wait_until(lambda: logged(service, "not ready until a model can be loaded: ", 2))
-        assert send_request(f"{service.url}/v2/health/live").status == 200
+        service.wait_until(lambda: logged(service, STARTED, 4))
+        service.wait_until(lambda: send_request(f"{service.url}/v2/health/live").status == 200)
         assert send_request(f"{service.url}/v2/health/ready").status == 503
         replaced = both_workers(service)
         assert not pids & replaced
         manifest.write_bytes(content)
-        service.wait_until(lambda: logged(service, "serving feed version 1", 4))
-        assert service.ready()
+        service.wait_until(lambda: all(service.ready() for _ in range(20)))
         assert post_json(f"{service.url}/v1/rank", request_body)["items"]
         assert both_workers(service) == replaced
         service.wait_until(lambda: restarts(service, "died") == 2)
@@ -300,9 +389,9 @@ def test_service_whose_workers_die_beside_a_damaged_repository_is_live_until_it_
 def test_supervisor_with_hung_workers_stops_within_its_periods(repository: Path) -> None:
     with impatient_service(repository, worker_timeout_seconds=600, grace_seconds=1) as service:
         service.wait_until_ready()
-        for pid in both_workers(service):
+        pids = both_workers(service)
+        for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         service.process.terminate()
         assert service.process.wait(TIMEOUT_SECONDS) == 0
-        with suppress(FileNotFoundError):
-            assert not service.worker_pids()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

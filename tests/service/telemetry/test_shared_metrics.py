@@ -21,7 +21,15 @@ from prometheus_client.exposition import generate_latest
 from ranking.errors import ConfigError
 from service.telemetry.bulk_histogram import BulkHistogram
 from service.telemetry.metrics import Metrics
-from service.telemetry.shared_metrics import FOLDER, INITIAL_BYTES, SharedCollector, SharedValues, shared_folder
+from service.telemetry.shared_metrics import (
+    FOLDER,
+    INITIAL_BYTES,
+    SHARED_MEMORY,
+    SharedCollector,
+    SharedValues,
+    remove_metrics,
+    shared_folder,
+)
 from service.telemetry.shared_metrics import shared_metrics as new_folder
 from tests.support.http_client import post_json
 from tests.support.metrics import samples
@@ -96,7 +104,9 @@ def test_values_without_room_are_counted_and_said_once(
     assert exposed(folder) == {"stored_total": 1}
     assert {path.name.partition("_")[0] for path in folder.iterdir()} == {"counter"}
     assert store.unshared == 5
-    assert caplog.messages == [f"{folder} has no room for metrics (File too large): they are missing until a restart"]
+    assert caplog.messages == [
+        f"metrics cannot be stored in {folder} (File too large): new ones are missing until a restart"
+    ]
 
 
 def test_label_that_no_longer_fits_leaves_the_stored_ones(store: SharedValues, folder: Path) -> None:
@@ -108,6 +118,18 @@ def test_label_that_no_longer_fits_leaves_the_stored_ones(store: SharedValues, f
     assert 100 < store.unshared < 900
 
 
+def test_histogram_that_no_longer_fits_is_missing_as_a_whole(store: SharedValues, folder: Path) -> None:
+    seconds = Histogram("seconds", "Seconds.", ["model"], buckets=range(10), registry=None)
+    with limited_file_size(INITIAL_BYTES):
+        for number in range(100):
+            seconds.labels(f"model {number}").observe(5.0)
+    values = exposed(folder)
+    models = {name.partition("model=")[2] for name in values if "_sum" in name}
+    assert 10 < len(models) < 90
+    assert all(values[f"seconds_bucket,le=+Inf,model={model}"] == 1 for model in models)
+    assert len(values) == len(models) * 13  # sum, count and 11 buckets
+
+
 def test_process_in_a_removed_folder_counts_and_collects_nothing(store: SharedValues, folder: Path) -> None:
     requests = Counter("requests", "Requests.", registry=None)
     shutil.rmtree(folder)
@@ -117,12 +139,18 @@ def test_process_in_a_removed_folder_counts_and_collects_nothing(store: SharedVa
     assert store.unshared == 1
 
 
-def test_metrics_of_a_process_that_starts_without_the_folder_name_what_is_missing(folder: Path) -> None:
+def test_metrics_without_the_folder_tell_that_values_are_missing(folder: Path) -> None:
     folder.rmdir()
     metrics = Metrics()
     metrics.requests.labels("200", "feed").inc()
     exposition = samples(metrics.exposition().decode())
     assert exposition[f"ranker_unshared_metrics,pid={os.getpid()}"] > 100
+    folder.mkdir()
+    metrics = Metrics()
+    missing = f"ranker_unshared_metrics,pid={os.getpid()}"
+    assert samples(metrics.exposition().decode())[missing] == 0
+    shutil.rmtree(folder)
+    assert samples(metrics.exposition().decode())[missing] == 1
     assert not any(name.startswith("ranker_requests") for name in exposition)
     assert any(name.startswith("process_open_fds") for name in exposition)
 
@@ -148,6 +176,8 @@ def test_bulk_histogram_without_room_counts_what_it_cannot_store(tmp_path: Path)
     with limited_file_size(100):
         histogram.observe("feed", ["like"], one)
     histogram.observe("feed", ["click"], one)
+    assert [name for name in counts() if "_count" in name] == ["score_count,model=feed,task=click"]
+    assert not list(tmp_path.glob("*.draft"))
     assert counts()["score_count,model=feed,task=click"] == 1
     assert histogram.unshared == 2  # the new block repeats the tasks of the previous one
     histogram.observe("feed", ["share"], one)
@@ -157,13 +187,15 @@ def test_bulk_histogram_without_room_counts_what_it_cannot_store(tmp_path: Path)
 
 
 def test_shared_metrics_sets_the_folder_and_restores_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FOLDER, raising=False)
-    before = values.ValueClass
+    for variable in (FOLDER, "TMPDIR"):
+        monkeypatch.delenv(variable, raising=False)
+    before = values.ValueClass, values.MmapedDict
     assert shared_folder() is None
     with new_folder() as folder:
         assert shared_folder() == folder
         assert folder.is_dir()
-    assert (shared_folder(), values.ValueClass) == (None, before)
+        assert folder.parent == SHARED_MEMORY
+    assert (shared_folder(), values.ValueClass, values.MmapedDict) == (None, *before)
     assert not folder.exists()
 
 
@@ -213,6 +245,28 @@ def test_values_in_a_full_tmpfs_do_not_end_the_process(tmp_path: Path, size_kb: 
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 0
     assert run("not allocated").returncode in (-signal.SIGBUS, 1), "prometheus_client alone would do"
+
+
+def test_remove_metrics_keeps_what_a_process_has_counted(store: SharedValues, folder: Path) -> None:
+    requests = Counter("requests", "Requests.", registry=None)
+    Histogram("seconds", "Seconds.", registry=None)
+    Gauge("queue", "Queue.", registry=None, multiprocess_mode="livesum").set(5)
+    (folder / f"counter_1{os.getpid()}.db").write_bytes(b"of another process")
+    (folder / f"histogram_2_{os.getpid()}.db").write_bytes(b"")
+    requests.inc()
+    remove_metrics(folder, os.getpid())
+    assert exposed(folder) == {"requests_total": 1}
+    assert len(list(folder.iterdir())) == 3
+    requests.inc(-1)
+    remove_metrics(folder, os.getpid())
+    assert exposed(folder) == {}
+
+
+def test_damaged_file_does_not_hide_the_others(store: SharedValues, folder: Path) -> None:
+    Counter("requests", "Requests.", registry=None).inc()
+    for name, content in (("counter_1.db", b""), ("counter_2.db", b"\xff" * 64), ("histogram_3.db", b"\x10\0\0\0")):
+        (folder / name).write_bytes(content)
+    assert exposed(folder) == {"requests_total": 1}
 
 
 # Processes
