@@ -101,7 +101,9 @@ class Worker(Process):
             return
         if self._is_asked:
             self.serves = self.parent_conn.recv()
-            self.has_served = self.has_served or self.serves
+            if self.serves and not self.has_served:
+                self.has_served = True
+                log.info("process %s serves", self.pid)
             self._has_answered, self._silent_seconds = True, 0.0
         self.parent_conn.send(b"ping")
         self._is_asked = True

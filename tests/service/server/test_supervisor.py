@@ -360,28 +360,32 @@ def test_service_whose_workers_cannot_start_gives_up_with_the_reason(repository:
 
 
 @pytest.mark.system
-def test_service_whose_workers_die_beside_a_damaged_repository_is_live_until_it_is_repaired(
+def test_service_whose_workers_die_beside_a_damaged_repository_serves_with_the_last_and_recovers(
     repository: Path, request_body: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Protects the restart of all workers while no model can be loaded; starts each of them twice."""
+    """Protects the restart of workers while no model can be loaded; starts each of them twice."""
     path = shutil.copytree(repository, tmp_path / "repository")
     manifest = path / "feed" / "1" / "manifest.json"
     content = manifest.read_bytes()
     with impatient_service(path, poll_seconds=0.1) as service:
         service.wait_until_ready()
-        pids = both_workers(service)
+        first, second = both_workers(service)
+        service.wait_until(lambda: logged(service, f"process {second} serves"))
         manifest.write_text("{}")
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        service.wait_until(lambda: logged(service, STARTED, 4))
+        os.kill(first, signal.SIGKILL)
+        service.wait_until(lambda: logged(service, "not ready until a model can be loaded: "))
+        for _ in range(20):
+            assert post_json(f"{service.url}/v1/rank", request_body)["items"]
+        os.kill(second, signal.SIGKILL)
+        service.wait_until(lambda: logged(service, STARTED, 3))
         service.wait_until(lambda: send_request(f"{service.url}/v2/health/live").status == 200)
         assert send_request(f"{service.url}/v2/health/ready").status == 503
         replaced = both_workers(service)
-        assert not pids & replaced
         manifest.write_bytes(content)
-        service.wait_until(lambda: all(service.ready() for _ in range(20)))
+        service.wait_until(lambda: logged(service, STARTED, 4) and all(service.ready() for _ in range(20)))
         assert post_json(f"{service.url}/v1/rank", request_body)["items"]
         assert both_workers(service) == replaced
+        assert not {first, second} & replaced
         service.wait_until(lambda: restarts(service, "died") == 2)
 
 
