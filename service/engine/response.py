@@ -114,7 +114,7 @@ def prepare(
     except InvalidInputError as error:
         raise to_invalid_request(error, ranker.schema) from None
     as_of = encoder.counters_as_of(stored.sums)
-    ids, top_n, explain = request.candidates.ids, options.top_n, options.explain
+    ids, top_n, explain = request.ids, options.top_n, options.explain
     return PreparedRequest(ids, features, names, weights, top_n, explain, experts, stored.degraded, as_of)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import NoneType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from ranking.schema.value_text import value_text
 from service.engine.errors import InvalidRequestError
 from service.engine.request import EMPTY, FeatureRequest, RawFeatures, StoreFeatures
 from service.engine.values import Values, to_columns, to_list, to_numpy
-from service.protocol.messages import Item, ItemColumns, RankOptions, RankRequest
+from service.protocol.messages import ItemColumns, RankOptions, RankRequest
 
 Readable = Mapping[Owner, Mapping[str, InputFeature]]
 """Feature that defines the type of each column, by owner and column."""
@@ -36,39 +36,8 @@ ALLOWED_VALUES = {
 """Description of the values of each kind of feature, for error messages."""
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Candidates of a request, not validated.
-
-    Attributes:
-        ids: id of each candidate; an Arrow array contains strings without nulls.
-        features: values by column; Arrow arrays may have any type.
-    """
-
-    ids: Values
-    features: Mapping[str, Values]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def arrow_bytes(self) -> int:
-        """Return the number of bytes of the Arrow columns, after decompression."""
-        columns = [self.ids, *self.features.values()]
-        return sum(column.nbytes for column in columns if isinstance(column, pa.Array))
-
-    @classmethod
-    def from_items(cls, items: list[Item] | ItemColumns, readable: Mapping[str, InputFeature]) -> Candidates:
-        """Convert the items of a JSON request to columns.
-
-        Raises:
-            InvalidRequestError: unknown feature; rejected here because thousands of distinct names would become as many
-                columns.
-        """
-        if isinstance(items, ItemColumns):
-            return cls(items.id, items.features)
-        features = [item.features for item in items]
-        _require_known_columns("item", dict.fromkeys(chain.from_iterable(features)), readable)
-        return cls([item.id for item in items], to_columns(features))
+Candidates: TypeAlias = tuple[Values, Mapping[str, Values]]
+"""``ids`` and ``features`` of a ``ParsedRequest``."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +46,32 @@ class ParsedRequest:
 
     Attributes:
         options: everything but the candidates.
-        candidates: candidates to rank.
+        ids: id of each candidate; an Arrow array contains strings without nulls.
+        features: values of candidates by column; Arrow arrays may have any type.
     """
 
     options: RankOptions
-    candidates: Candidates
+    ids: Values
+    features: Mapping[str, Values]
+
+    def arrow_bytes(self) -> int:
+        """Return the number of bytes of the Arrow columns, after decompression."""
+        return sum(column.nbytes for column in (self.ids, *self.features.values()) if isinstance(column, pa.Array))
 
     @classmethod
     def from_message(cls, request: RankRequest, readable: Mapping[str, InputFeature]) -> ParsedRequest:
         """Convert a JSON request; ``readable`` holds the columns of items.
 
         Raises:
-            InvalidRequestError: unknown feature of an item.
+            InvalidRequestError: unknown feature of an item; rejected here because thousands of distinct names would
+                become as many columns.
         """
-        return cls(request, Candidates.from_items(request.items, readable))
+        items = request.items
+        if isinstance(items, ItemColumns):
+            return cls(request, items.id, items.features)
+        features = [item.features for item in items]
+        _require_known_columns("item", dict.fromkeys(chain.from_iterable(features)), readable)
+        return cls(request, [item.id for item in items], to_columns(features))
 
 
 def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures = EMPTY) -> FeatureRequest:
@@ -105,7 +86,7 @@ def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures =
         InvalidRequestError: unknown feature, value of the wrong type, or repeated candidate.
         InvalidInputError: an Arrow column has a type that its feature cannot have.
     """
-    options, ids, columns = request.options, request.candidates.ids, request.candidates.features
+    options, ids, columns = request.options, request.ids, request.features
     id_types = frozenset(map(type, ids) if isinstance(ids, list) else [type(ids)])
     _require_distinct(ids if len(id_types) == 1 else list(map(str, ids)))  # 7 and "7" are the same id
     for column, values in columns.items():

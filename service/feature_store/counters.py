@@ -44,7 +44,7 @@ class CounterLookup:
     def for_request(cls, model: LoadedModel, request: ParsedRequest, prefix: str, *, clustered: bool) -> CounterLookup:
         """Find the roots of a parsed request; none if it is not valid, because validation will reject it."""
         roots: dict[Root, set[int]] = {}
-        if model.encoder.counters_until is not None and len(request.candidates):
+        if model.encoder.counters_until is not None and len(request.ids):
             try:
                 roots = model.encoder.counter_roots(validate(request, model.encoder.readable))
             except (InvalidRequestError, InvalidInputError):

@@ -204,12 +204,12 @@ class StoreLookup:
 
 def _ids_to_read(decoders: Decoders, request: ParsedRequest) -> dict[Owner, Sequence[int | str]]:
     """Return the ids by owner, for owners of which the request leaves out a feature that the ranker reads."""
-    user, candidates = request.options.user, request.candidates
+    user = request.options.user
     ids: dict[Owner, Sequence[int | str]] = {}
-    if not len(candidates):
+    if not len(request.ids):
         return ids
-    if _is_incomplete(candidates.features, decoders["item"]):
-        ids["item"] = to_list(candidates.ids)
+    if _is_incomplete(request.features, decoders["item"]):
+        ids["item"] = to_list(request.ids)
     if user.id is not None and any(user.features.get(column) is None for column in decoders["user"].columns):
         ids["user"] = [user.id]
     return ids

@@ -85,7 +85,7 @@ def read_stream(
     else:
         table = pa.Table.from_batches(batches, schema)
         columns = {name: table[name].combine_chunks() for name in names}
-    return metadata.get(REQUEST, b"{}"), Candidates(_ids(columns.pop(id_column)), columns)
+    return metadata.get(REQUEST, b"{}"), (_ids(columns.pop(id_column)), columns)
 
 
 def _unreadable(error: Exception) -> Problem:

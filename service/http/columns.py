@@ -56,7 +56,7 @@ def read_columns(
         _check_text_and_lists(body, [options, ids, columns], max_length)
     except (ValueError, LookupError, RuntimeError, orjson.JSONEncodeError):  # simdjson raises all of these
         return None
-    return options, Candidates(ids, columns)
+    return options, (ids, columns)
 
 
 def may_contain_long_text(body: bytes, max_length: int) -> bool:

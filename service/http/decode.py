@@ -53,7 +53,7 @@ def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: 
         id_column = model.ranker.schema.columns.item
         limits = settings.max_candidates, settings.max_body_bytes, max_length
         options, candidates = read_stream(body, id_column, item_features, *limits)
-        return ParsedRequest(decode_message(options, RankOptions, "request", settings), candidates)
+        return ParsedRequest(decode_message(options, RankOptions, "request", settings), *candidates)
     parsed = None
     if _looks_like_large_columns(body):
         parsed = read_columns(body, item_features, settings.max_candidates, max_length)
@@ -63,7 +63,7 @@ def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: 
         if parsed is None:
             return ParsedRequest.from_message(validate_message(document, RankRequest), item_features)
     rest, candidates = parsed
-    return ParsedRequest(validate_message(rest, RankOptions, received=RankRequest), candidates)
+    return ParsedRequest(validate_message(rest, RankOptions, received=RankRequest), *candidates)
 
 
 def decode_message(body: bytes, message: type[Message], field: str, settings: Settings) -> Message:
@@ -114,7 +114,7 @@ def split_rows(document: Any, item_features: Mapping[str, InputFeature]) -> tupl
     if not item_features.keys() >= set(chain.from_iterable(features)):
         return None
     rest = {name: value for name, value in document.items() if name != "items"}
-    return rest, Candidates(ids, to_columns(features))
+    return rest, (ids, to_columns(features))
 
 
 def find_long_text(document: Any, max_length: int) -> str | None:

@@ -118,11 +118,11 @@ class RankHandler:
             if model is routing.canary and body_format == ARROW:  # column names of a stream depend on the version
                 request = decode_request(body, body_format, model, self._settings)
         if body_format == ARROW:
-            parsed.grow(request.candidates.arrow_bytes())
+            parsed.grow(request.arrow_bytes())
         options = request.options
-        request_info["candidates"], request_info["tasks"] = len(request.candidates), options.tasks or "all"
+        request_info["candidates"], request_info["tasks"] = len(request.ids), options.tasks or "all"
         permit: Permit = http.state.permit
-        permit.count(len(request.candidates))
+        permit.count(len(request.ids))
         with cancel_on_disconnect(permit):
             result = await self._engine.rank(model, request, timer)
         degraded = result.prepared.degraded or (routing.degraded and model is routing.current)

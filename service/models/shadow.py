@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class ShadowScorer:
         tasks = [task for task in result.tasks if task in shadow.ranker.schema.task_names]
         changes = {"tasks": tasks, "objective": None, "top_n": None, "deadline_ms": None, "explain": False}
         options = shadow_request.request.options.model_copy(update=changes)
-        request = ParsedRequest(options, shadow_request.request.candidates)
+        request = replace(shadow_request.request, options=options)
         shadow_result = await self._engine.rank(shadow, request, StageTimer(), counted=False)
         row_of = {item: row for row, item in enumerate(to_list(shadow_result.ids))}
         rows = [row_of[item] for item in to_list(result.ids)]

@@ -11,7 +11,7 @@ import numpy as np
 from ranking.schema import InputFeature, PooledFeature
 from service.engine.errors import InvalidRequestError
 from service.engine.model import LoadedModel
-from service.engine.validation import Candidates, ParsedRequest
+from service.engine.validation import ParsedRequest
 from service.engine.values import Values, to_list
 from service.http.decode import validate_message
 from service.http.open_inference.metadata import SHARED, output_names
@@ -76,7 +76,7 @@ def to_rank_request(request: InferRequest, elements: Mapping[str, Elements], mod
     outputs = _outputs(request, model)
     options["tasks"] = None if request.outputs is None or SCORE in outputs else list(outputs)
     options |= _options(request)
-    return RankTensors(ParsedRequest(validate_message(options, RankOptions), Candidates(ids, features)), outputs)
+    return RankTensors(ParsedRequest(validate_message(options, RankOptions), ids, features), outputs)
 
 
 def _shared_feature(tensor: InputTensor, model: LoadedModel) -> tuple[str, InputFeature]:

@@ -77,7 +77,7 @@ class InferHandler:
             if model is routing.canary:  # the names of columns depend on the version
                 tensors = to_rank_request(message, elements, model)
                 options = tensors.request.options
-        count = len(tensors.request.candidates)
+        count = len(tensors.request.ids)
         request_info["candidates"], request_info["tasks"] = count, options.tasks or "all"
         permit: Permit = http.state.permit
         permit.count(count)

@@ -53,15 +53,15 @@ def test_read_columns_agrees_with_the_general_reader(document: dict[str, Any], a
         pytest.fail("the number of candidates is within the limit")
     if parsed is None:
         return
-    rest, candidates = parsed
+    rest, (ids, columns) = parsed
     expected = json.loads(body)
     items = expected.pop("items")
     assert rest == expected
     request = RankRequest.model_validate({"items": items})
-    assert to_list(candidates.ids) == request.items.id == items["id"]
+    assert to_list(ids) == request.items.id == items["id"]
     features = items.get("features", {})
-    assert {name: to_list(values) for name, values in candidates.features.items()} == features
-    for name, values in candidates.features.items():
+    assert {name: to_list(values) for name, values in columns.items()} == features
+    for name, values in columns.items():
         if isinstance(values, np.ndarray):
             assert len(values) == len(features[name])
             assert all(type(value) in ((int, float) if name == "price[€]" else (int,)) for value in features[name])
@@ -71,19 +71,19 @@ def test_read_columns_numbers_are_arrays_and_other_values_lists() -> None:
     features = {"brand": [1, -(2**63), 2**63 - 1], "price[€]": [1, 2.5, -1e300], "tags": [[1], [], [2, 3]]}
     parsed = read({"items": {"id": [1, 2, 3], "features": features}, "tasks": ["a", "b"], "user": {"id": "[u]"}})
     assert parsed is not None
-    rest, candidates = parsed
+    rest, (ids, columns) = parsed
     assert rest == {"tasks": ["a", "b"], "user": {"id": "[u]"}}
-    assert [type(values) for values in (candidates.ids, *candidates.features.values())] == [np.ndarray] * 3 + [list]
-    assert {name: to_list(values) for name, values in candidates.features.items()} == features
-    assert candidates.features["brand"].dtype == np.int64
-    assert candidates.features["price[€]"].dtype == np.float64
+    assert [type(values) for values in (ids, *columns.values())] == [np.ndarray] * 3 + [list]
+    assert {name: to_list(values) for name, values in columns.items()} == features
+    assert columns["brand"].dtype == np.int64
+    assert columns["price[€]"].dtype == np.float64
 
 
 @pytest.mark.parametrize("values", [[1, None], [None], ["a", "b"], [True], [2**63], [1.0]])
 def test_read_columns_values_other_than_numbers_are_lists(values: list[Any]) -> None:
     parsed = read({"items": {"id": ["a"], "features": {"brand": values}}})
     assert parsed is not None
-    column = parsed[1].features["brand"]
+    column = parsed[1][1]["brand"]
     assert column == values
     assert type(column) is list
 

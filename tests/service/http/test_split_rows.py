@@ -52,7 +52,7 @@ def test_split_rows_agrees_with_the_messages(document: dict[str, Any]) -> None:
         with pytest.raises(ValidationError):
             RankOptions.model_validate(rest)
         return
-    assert candidates == expected.candidates
+    assert candidates == (expected.ids, expected.features)
     assert RankOptions.model_validate(rest).top_n == expected.options.top_n
 
 
@@ -60,10 +60,10 @@ def test_split_rows_absent_feature_is_none() -> None:
     items = [{"id": 1, "features": {"a": 1, "b": [2]}}, {"id": "2"}, {"id": 3, "features": {"c": None}}]
     split = split_rows({"items": items, "tasks": ["click"]}, ITEM_FEATURES)
     assert split is not None
-    rest, candidates = split
+    rest, (ids, features) = split
     assert rest == {"tasks": ["click"]}
-    assert candidates.ids == [1, "2", 3]
-    assert candidates.features == {"a": [1, None, None], "b": [[2], None, None], "c": [None, None, None]}
+    assert ids == [1, "2", 3]
+    assert features == {"a": [1, None, None], "b": [[2], None, None], "c": [None, None, None]}
 
 
 @pytest.mark.parametrize("document", [None, [], 3, {}, {"items": {"id": [1]}}])
