@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ranking.lookup.id_hash import HashArray, hash_texts
+from ranking.lookup.id_hash import HashArray, IdQuery, hash_texts
 
 
 class IdChecks:
@@ -23,27 +23,12 @@ class IdChecks:
     def __len__(self) -> int:
         return len(self._checks)
 
-    def query(self, texts: Sequence[bytes]) -> CheckQuery:
+    def query(self, texts: Sequence[bytes]) -> IdQuery:
         """Return the query of these texts, which are UTF-8."""
-        return CheckQuery(self._checks, texts)
+        keys, checks = hash_texts(texts)
 
+        def matches(rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+            equal: npt.NDArray[np.bool_] = self._checks.take(rows) == checks[positions]
+            return equal
 
-class CheckQuery:
-    """Text to look up in an index with checks.
-
-    Args:
-        checks: check of each row's id [rows] uint64.
-        texts: UTF-8 of the ids to look up.
-
-    Attributes:
-        keys: hash key of each text [n].
-    """
-
-    def __init__(self, checks: HashArray, texts: Sequence[bytes]) -> None:
-        self.keys, self._query_checks = hash_texts(texts)
-        self._checks = checks
-
-    def matches(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return whether each of these rows [n], whose key is equal, has the id at the position [n] in the query."""
-        equal: npt.NDArray[np.bool_] = self._checks.take(rows) == self._query_checks[positions]
-        return equal
+        return keys, matches

@@ -10,8 +10,8 @@ Integers are mixed with the bijection of SplitMix64 (Steele, Lea and Flood 2014)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,11 @@ import pyarrow as pa
 import xxhash
 
 HashArray = npt.NDArray[np.uint64]
+
+Matches: TypeAlias = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+"""Returns whether each row [n] of an index, whose key is equal, has the id at the position [n] in a query."""
+IdQuery: TypeAlias = tuple[HashArray, Matches]
+"""The key of each text [n] to look up in an index, and the function that compares its text with those of rows."""
 
 
 def hash_texts(texts: Sequence[bytes]) -> tuple[HashArray, HashArray]:

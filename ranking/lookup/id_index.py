@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ranking.errors import InvalidInputError
-from ranking.lookup.id_checks import CheckQuery, IdChecks
-from ranking.lookup.id_hash import HashArray, hash_integers, hash_texts, to_utf8
-from ranking.lookup.id_text import IdText, TextQuery
+from ranking.lookup.id_checks import IdChecks
+from ranking.lookup.id_hash import HashArray, Matches, hash_integers, hash_texts, to_utf8
+from ranking.lookup.id_text import IdText
 from ranking.lookup.npy import ReadFile, map_file, open_array
 
 NOT_FOUND = -1
@@ -83,9 +83,9 @@ class IdIndex:
 
     def _find_text(self, texts: Sequence[bytes]) -> RowArray:
         assert self._text is not None
-        query = self._text.query(texts)
-        rows = self._find_keys(query.keys)
-        self._resolve_collisions(rows, query)
+        keys, matches = self._text.query(texts)
+        rows = self._find_keys(keys)
+        self._resolve_collisions(rows, keys, matches)
         return rows
 
     def _find_keys(self, keys: HashArray) -> RowArray:
@@ -101,13 +101,13 @@ class IdIndex:
             pending, pending_keys, positions = pending[continues], pending_keys[continues], positions[continues]
         return np.where((row_keys == keys) & (rows < len(self)), rows, NOT_FOUND)
 
-    def _resolve_collisions(self, rows: RowArray, query: CheckQuery | TextQuery) -> None:
+    def _resolve_collisions(self, rows: RowArray, keys: HashArray, matches: Matches) -> None:
         """Advance each row [n] in place to the row with the same key and the query's id, or to ``NOT_FOUND``."""
         pending = np.flatnonzero(rows != NOT_FOUND)
         while len(pending):
-            pending = pending[~query.matches(rows[pending], pending)]
+            pending = pending[~matches(rows[pending], pending)]
             following = rows[pending] + 1
-            has_same_key = (self._keys.take(following) == query.keys[pending]) & (following < len(self))
+            has_same_key = (self._keys.take(following) == keys[pending]) & (following < len(self))
             rows[pending] = np.where(has_same_key, following, NOT_FOUND)
             pending = pending[has_same_key]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ranking.lookup.id_hash import HashArray
+from ranking.lookup.id_hash import HashArray, IdQuery
 
 WORD_SIZE = 8
 """Number of bytes of text that are compared at once."""
@@ -45,9 +45,11 @@ class IdText:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def query(self, texts: Sequence[bytes]) -> TextQuery:
+    def query(self, texts: Sequence[bytes]) -> IdQuery:
         """Return the query of these texts, which are UTF-8."""
-        return TextQuery(self, texts)
+        keys = np.fromiter(map(xxhash.xxh3_64_intdigest, texts), np.uint64, len(texts))
+        queried = IdText.from_texts(texts)
+        return keys, lambda rows, positions: self.equals(rows, queried, positions)
 
     def equals(
         self, rows: npt.NDArray[np.int64], other: IdText, other_rows: npt.NDArray[np.int64]
@@ -66,24 +68,3 @@ class IdText:
             start, other_start = start[continues] + WORD_SIZE, other_start[continues] + WORD_SIZE
             lengths = lengths[continues] - WORD_SIZE
         return equal
-
-
-class TextQuery:
-    """Text to look up in an index with the text of its ids.
-
-    Args:
-        text: text of the index.
-        texts: UTF-8 of the ids to look up.
-
-    Attributes:
-        keys: XXH3 of 64 bits of each text [n].
-    """
-
-    def __init__(self, text: IdText, texts: Sequence[bytes]) -> None:
-        self.keys = np.fromiter(map(xxhash.xxh3_64_intdigest, texts), np.uint64, len(texts))
-        self._text = text
-        self._texts = IdText.from_texts(texts)
-
-    def matches(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return whether each of these rows [n], whose key is equal, has the id at the position [n] in the query."""
-        return self._text.equals(rows, self._texts, positions)

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 from service.engine.errors import DeadlineExceededError, ScoringError
 from service.engine.request import FeatureRequest
-from service.engine.scheduler import BatchKey, BatchSlice, QueueEntry, Scheduler
+from service.engine.scheduler import BatchKey, QueueEntry, Scheduler
 from service.engine.scoring import RequestScores
 from service.telemetry.stage_timer import StageTimer
 
-Score: TypeAlias = Callable[[BatchKey, Sequence[BatchSlice]], Sequence[RequestScores | Exception]]
-"""Scores a batch; returns the scores of each slice, or the error in its features."""
+Score: TypeAlias = Callable[[BatchKey, Sequence[QueueEntry]], Sequence[RequestScores | Exception]]
+"""Scores a batch; returns the scores of each entry's candidates in it, or the error in their features."""
 Reply: TypeAlias = tuple[asyncio.Future[Any], Any]
 """A future, and the results or the error that it receives."""
 
@@ -76,7 +76,7 @@ class Batcher:
             counted: whether the scoring metrics count the request.
 
         Returns:
-            Scores of the slices of the request, in order; one unless it was split.
+            Scores of the request in each of its batches, in order; one unless it was split.
 
         Raises:
             DeadlineExceededError: the deadline passed before scoring started.
@@ -132,61 +132,60 @@ class Batcher:
             self._score_taken(*batch)
             del batch  # do not keep its models alive while waiting
 
-    def _take(self) -> tuple[list[BatchSlice], list[QueueEntry]]:
+    def _take(self) -> tuple[list[QueueEntry], list[QueueEntry]]:
         """Take the next batch from the queue, and mark it as being scored."""
         self._scoring_since = now = time.monotonic()
         return self._scheduler.take(now)
 
     def _score_taken(
         self,
-        slices: Sequence[BatchSlice],
+        batch: Sequence[QueueEntry],
         expired: Sequence[QueueEntry],
         running_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Score a batch and deliver its replies.
 
         Args:
-            slices: the batch.
+            batch: entries of the batch.
             expired: entries whose deadline passed.
             running_loop: event loop of the calling thread, if it has one.
         """
         reason = "the deadline passed before scoring started"
         replies: list[Reply] = [(entry.reply, DeadlineExceededError(reason)) for entry in expired]
-        if slices:
+        if batch:
             begin = time.thread_time()
-            replies += self._score_batch(slices)
-            self._remember(slices, time.thread_time() - begin)
+            replies += self._score_batch(batch)
+            self._remember(batch, time.thread_time() - begin)
         with self._changed:
             self._scoring_since = None  # before the replies: a client's next request finds the batcher idle
             if self._closed:
                 self._changed.notify()
         _deliver(replies, running_loop)
 
-    def _remember(self, slices: Sequence[BatchSlice], seconds: float) -> None:
+    def _remember(self, batch: Sequence[QueueEntry], seconds: float) -> None:
         """Adjust the number of rows that are scored within ``SHORT_SECONDS``."""
-        key, rows = hash(slices[0].entry.key), sum(part.rows for part in slices)
+        key, rows = hash(batch[0].key), sum(entry.batch_rows for entry in batch)
         known = self._short_rows.get(key, 0)
         if len(self._short_rows) >= MAX_ESTIMATES:
             self._short_rows.clear()
         self._short_rows[key] = max(known, rows) if seconds <= SHORT_SECONDS else min(known, rows - 1)
 
-    def _score_batch(self, slices: Sequence[BatchSlice]) -> list[Reply]:
+    def _score_batch(self, batch: Sequence[QueueEntry]) -> list[Reply]:
         """Score a batch and return the replies to the requests that it completes or fails."""
         try:
-            results = self._score(slices[0].entry.key, slices)
-            pairs = list(zip(slices, results, strict=True))
+            results = self._score(batch[0].key, batch)
+            pairs = list(zip(batch, results, strict=True))
         except Exception as error:
-            pairs = [(part, _scoring_error(error)) for part in slices]
+            pairs = [(entry, _scoring_error(error)) for entry in batch]
         replies: list[Reply] = []
-        for part, result in pairs:
-            entry = part.entry
+        for entry, result in pairs:
             if isinstance(result, Exception):
                 with self._changed:
                     self._scheduler.remove(entry)
                 replies.append((entry.reply, result))
                 continue
             entry.results.append(result)
-            if part.stop == entry.rows:
+            if entry.stop == entry.rows:
                 replies.append((entry.reply, entry.results))
         return replies
 

@@ -18,7 +18,7 @@ from service.engine.explainer import Explainer
 from service.engine.model import LoadedModel
 from service.engine.request import EMPTY, StoreFeatures
 from service.engine.response import PreparedRequest, RankResult, prepare, sort_candidates
-from service.engine.scheduler import BatchKey, BatchSlice
+from service.engine.scheduler import BatchKey, QueueEntry
 from service.engine.scoring import RequestScores, score_batch
 from service.engine.validation import ParsedRequest, to_invalid_request
 from service.telemetry.batch_tracer import BatchTracer
@@ -165,7 +165,7 @@ class Engine:
         self._explainer.close()
 
     def _trace_batch(
-        self, tracer: BatchTracer, key: BatchKey, slices: Sequence[BatchSlice]
+        self, tracer: BatchTracer, key: BatchKey, batch: Sequence[QueueEntry]
     ) -> list[RequestScores | Exception]:
         """Score a batch and record it for traces."""
         model, tasks = key
@@ -173,17 +173,17 @@ class Engine:
             "model": model.name,
             "version": model.version,
             "tasks": tasks,
-            "requests": len(slices),
-            "rows": sum(part.rows for part in slices),
+            "requests": len(batch),
+            "rows": sum(entry.batch_rows for entry in batch),
         }
-        with tracer.batch([part.entry.timer for part in slices], **fields):
-            return self._score_batch(key, slices)
+        with tracer.batch([entry.timer for entry in batch], **fields):
+            return self._score_batch(key, batch)
 
-    def _score_batch(self, key: BatchKey, slices: Sequence[BatchSlice]) -> list[RequestScores | Exception]:
+    def _score_batch(self, key: BatchKey, batch: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
         """Score a batch and record its metrics."""
-        results = score_batch(key, slices, traced=self._traced)
-        pairs = zip(results, slices, strict=True)
-        counted = [result for result, part in pairs if isinstance(result, RequestScores) and part.entry.counted]
+        results = score_batch(key, batch, traced=self._traced)
+        pairs = zip(results, batch, strict=True)
+        counted = [result for result, entry in pairs if isinstance(result, RequestScores) and entry.counted]
         if counted:
             model, tasks = key
             scores = np.concatenate([result.scores for result in counted])

@@ -42,7 +42,7 @@ class FeatureTrace:
 
     @staticmethod
     def concat(parts: Sequence[FeatureTrace]) -> FeatureTrace:
-        """Join the candidates of all slices of one request."""
+        """Join the candidates of all batches of one request."""
         first = parts[0]
         known, numbers = dict(first.known), dict(first.numbers)
         if "item" in known:

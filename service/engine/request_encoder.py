@@ -62,7 +62,7 @@ class MissingFeatures:
 
     @staticmethod
     def concat(parts: Sequence[MissingFeatures]) -> MissingFeatures:
-        """Join the candidates of all slices of one request."""
+        """Join the candidates of all batches of one request."""
         return replace(parts[0], items=np.concatenate([part.items for part in parts]))
 
     def mask(self) -> Mask:

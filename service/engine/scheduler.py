@@ -32,7 +32,8 @@ class QueueEntry:
         reply: future that receives the results or an error.
         counted: whether the scoring metrics count the request.
         rows: number of candidates.
-        scheduled: number of rows already assigned to batches.
+        start: first candidate in the batch that was taken last.
+        stop: end of the candidates in it; the number of rows already assigned to batches.
         results: results of the scheduled rows, one per batch.
         quantum_stop: row at which the current quantum ends, see ``Scheduler``.
         priority: order in the queue, lowest first: virtual finish time, then arrival number.
@@ -45,7 +46,8 @@ class QueueEntry:
     reply: asyncio.Future[Any]
     counted: bool = True
     rows: int = field(init=False)
-    scheduled: int = 0
+    start: int = 0
+    stop: int = 0
     results: list[RequestScores] = field(default_factory=list)
     quantum_stop: int = 0
     priority: tuple[int, int] = (0, 0)
@@ -53,25 +55,15 @@ class QueueEntry:
     def __post_init__(self) -> None:
         self.rows = len(self.features)
 
-
-@dataclass(frozen=True, slots=True)
-class BatchSlice:
-    """Candidates [start, stop) of one entry, scored in one batch."""
-
-    entry: QueueEntry
-    start: int
-    stop: int
-
     @property
-    def rows(self) -> int:
-        """Number of rows."""
+    def batch_rows(self) -> int:
+        """Number of candidates in the batch that was taken last."""
         return self.stop - self.start
 
     @property
-    def features(self) -> FeatureRequest:
-        """The features of the candidates."""
-        whole = self.rows == self.entry.rows
-        return self.entry.features if whole else self.entry.features.slice(self.start, self.stop)
+    def batch_features(self) -> FeatureRequest:
+        """The features of these candidates."""
+        return self.features if self.batch_rows == self.rows else self.features.slice(self.start, self.stop)
 
 
 class Scheduler:
@@ -121,15 +113,15 @@ class Scheduler:
         entries = list(islice(self, 2))
         return entries[0] if len(entries) == 1 else None
 
-    def take(self, now: float) -> tuple[list[BatchSlice], list[QueueEntry]]:
+    def take(self, now: float) -> tuple[list[QueueEntry], list[QueueEntry]]:
         """Remove the next batch, and the expired entries that precede it, from the queue.
 
         Returns:
-            Slices of distinct entries with one key, at most ``max_rows`` rows in total. The list is empty if the queue
-            is empty or all entries of the key are expired. Second, the entries whose deadline passed before their
-            first row was scheduled.
+            The entries of the batch, which have one key; their ``batch_rows``, at most ``max_rows`` in total, are valid
+            until the next call. The list is empty if the queue is empty or all entries of the key are expired. Second,
+            the entries whose deadline passed before their first row was scheduled.
         """
-        starts: dict[QueueEntry, int] = {}
+        batch: dict[QueueEntry, None] = {}  # in order
         expired: list[QueueEntry] = []
         if not self._queues:
             return [], expired
@@ -137,25 +129,26 @@ class Scheduler:
         free = self._max_rows
         while queue and free:
             entry = queue.pop(0)
-            if not entry.scheduled and entry.deadline < now:
+            if not entry.stop and entry.deadline < now:
                 expired.append(entry)
                 continue
-            starts.setdefault(entry, entry.scheduled)
-            rows = min(free, entry.quantum_stop - entry.scheduled)
-            entry.scheduled += rows
+            if entry not in batch:
+                batch[entry], entry.start = None, entry.stop
+            rows = min(free, entry.quantum_stop - entry.stop)
+            entry.stop += rows
             self._scheduled_rows += rows
             free -= rows
-            if entry.scheduled < entry.quantum_stop:
+            if entry.stop < entry.quantum_stop:
                 queue.insert(0, entry)  # the quantum continues in the next batch
-            elif entry.scheduled < entry.rows:
+            elif entry.stop < entry.rows:
                 self._enqueue(entry)
         self._drop_if_empty(key)
-        return [BatchSlice(entry, start, entry.scheduled) for entry, start in starts.items()], expired
+        return list(batch), expired
 
     def _enqueue(self, entry: QueueEntry) -> None:
         """Queue the next quantum of an entry."""
-        quantum = min(self._max_rows, entry.rows - entry.scheduled)
-        entry.quantum_stop = entry.scheduled + quantum
+        quantum = min(self._max_rows, entry.rows - entry.stop)
+        entry.quantum_stop = entry.stop + quantum
         entry.priority = (self._scheduled_rows + quantum, entry.priority[1])
         insort(self._queues.setdefault(entry.key, []), entry, key=lambda other: other.priority)
 

@@ -16,7 +16,7 @@ from service.engine.feature_trace import FeatureTrace
 from service.engine.model import LoadedModel
 from service.engine.request import FeatureRequest
 from service.engine.request_encoder import MissingFeatures, RequestEncoder
-from service.engine.scheduler import BatchKey, BatchSlice
+from service.engine.scheduler import BatchKey, QueueEntry
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RequestScores:
 
     @staticmethod
     def concat(parts: Sequence[RequestScores]) -> RequestScores:
-        """Join the candidates of all slices of one request."""
+        """Join the candidates of all batches of one request."""
         if len(parts) == 1:
             return parts[0]
         traces = [part.trace for part in parts if part.trace is not None]
@@ -52,34 +52,34 @@ class RequestScores:
         )
 
 
-def score_batch(key: BatchKey, slices: Sequence[BatchSlice], *, traced: bool) -> list[RequestScores | Exception]:
-    """Score a batch and return for each slice of a request its scores, or the error in its features.
+def score_batch(key: BatchKey, entries: Sequence[QueueEntry], *, traced: bool) -> list[RequestScores | Exception]:
+    """Score a batch and return for each entry the scores of its candidates in it, or the error in their features.
 
     Requests with the same signature are encoded together.
 
     Args:
         key: the model and the tasks.
-        slices: the batch.
+        entries: the batch.
         traced: whether to return the features that the requests do not contain, too.
 
     Raises:
         Exception: the backend failed.
     """
     model, tasks = key
-    _end_stage("queue", slices)
-    features = [part.features for part in slices]
+    _end_stage("queue", entries)
+    features = [entry.batch_features for entry in entries]
     results: dict[int, RequestScores | Exception] = {}
     order: list[int] = []
     batches: list[RequestBatch] = []
     traces: list[FeatureTrace | None] = []
-    groups = deque(_group_by_signature([part.signature for part in features]))
+    groups = deque(_group_by_signature([request.signature for request in features]))
     while groups:
         group = groups.popleft()
         try:
             batch, group_traces = _encode(model.encoder, [features[index] for index in group], traced)
         except InvalidInputError as error:
             if len(group) == 1:
-                row = None if error.row is None else error.row + slices[group[0]].start
+                row = None if error.row is None else error.row + entries[group[0]].start
                 results[group[0]] = InvalidInputError(error.field, error.reason, row)
             else:  # find the invalid requests by encoding one by one
                 groups.extendleft([index] for index in reversed(group))
@@ -87,12 +87,12 @@ def score_batch(key: BatchKey, slices: Sequence[BatchSlice], *, traced: bool) ->
         order += group
         batches.append(batch)
         traces += group_traces
-    _end_stage("look-up", slices)
+    _end_stage("look-up", entries)
     if order:
-        counts = [slices[index].rows for index in order]
+        counts = [entries[index].batch_rows for index in order]
         results |= zip(order, _score(model, RequestBatch.concat(batches), tasks, counts, traces), strict=True)
-    _end_stage("forward", slices)
-    return [results[index] for index in range(len(slices))]
+    _end_stage("forward", entries)
+    return [results[index] for index in range(len(entries))]
 
 
 def _group_by_signature(signatures: Sequence[Hashable]) -> Iterator[list[int]]:
@@ -142,6 +142,6 @@ def _score(
         yield RequestScores(scores[rows], missing, users, items, trace)
 
 
-def _end_stage(stage: Literal["queue", "look-up", "forward"], slices: Sequence[BatchSlice]) -> None:
-    for part in slices:
-        part.entry.timer.end(stage)
+def _end_stage(stage: Literal["queue", "look-up", "forward"], entries: Sequence[QueueEntry]) -> None:
+    for entry in entries:
+        entry.timer.end(stage)

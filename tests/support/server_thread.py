@@ -29,9 +29,9 @@ class BlockedScorer:
         self.started, self.release = threading.Event(), threading.Event()
 
     def __call__(
-        self, key: scheduler.BatchKey, batch: Sequence[scheduler.BatchSlice], *, traced: bool
+        self, key: scheduler.BatchKey, batch: Sequence[scheduler.QueueEntry], *, traced: bool
     ) -> list[scoring.RequestScores | Exception]:
-        self.rows.append(sum(part.rows for part in batch))
+        self.rows.append(sum(part.batch_rows for part in batch))
         self.started.set()
         assert self.release.wait(TIMEOUT_SECONDS)
         return self._score(key, batch, traced=traced)

@@ -22,7 +22,7 @@ from service.engine.batcher import MAX_ESTIMATES, Batcher
 from service.engine.errors import DeadlineExceededError, ScoringError
 from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import MissingFeatures
-from service.engine.scheduler import BatchSlice
+from service.engine.scheduler import QueueEntry
 from service.engine.scoring import RequestScores
 from service.telemetry.stage_timer import StageTimer
 
@@ -39,8 +39,8 @@ def numbers(values: Sequence[int]) -> FeatureRequest:
     return FeatureRequest({"item": RawFeatures(np.asarray(values, np.int64), {})}, [len(values)])
 
 
-def values_of(part: BatchSlice) -> Any:
-    return part.features.owners["item"].ids
+def values_of(part: QueueEntry) -> Any:
+    return part.batch_features.owners["item"].ids
 
 
 def expected(values: Sequence[int], key: str) -> Result:
@@ -56,7 +56,7 @@ class Scorer:
         self._held = held
         self._permits = threading.Semaphore(0)
 
-    def __call__(self, key: Any, slices: Sequence[BatchSlice]) -> list[RequestScores | Exception]:
+    def __call__(self, key: Any, slices: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
         values = np.concatenate([values_of(part) for part in slices]).tolist()
         self.batches.append((key, values))
         self.started.put(values)
@@ -271,7 +271,7 @@ class ThreadRecorder(Scorer):
         self.threads: list[int] = []
         self.seconds = seconds
 
-    def __call__(self, key: Any, slices: Sequence[BatchSlice]) -> list[RequestScores | Exception]:
+    def __call__(self, key: Any, slices: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
         self.threads.append(threading.get_ident())
         end = time.thread_time() + self.seconds
         while time.thread_time() < end:
@@ -317,7 +317,7 @@ def test_batcher_scores_requests_that_arrive_during_scoring_on_the_event_loop(sh
     scorer = Scorer()
     later: list[asyncio.Task[Result]] = []
 
-    def score(key: Any, slices: Sequence[BatchSlice]) -> list[RequestScores | Exception]:
+    def score(key: Any, slices: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
         if len(scorer.batches) == 1:
             later.append(submit(batcher, [7]))
         return scorer(key, slices)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine.request import FeatureRequest, RawFeatures
-from service.engine.scheduler import BatchSlice, QueueEntry, Scheduler
+from service.engine.scheduler import QueueEntry, Scheduler
 from service.telemetry.stage_timer import StageTimer
 
 
@@ -22,8 +22,8 @@ def candidates(count: int) -> FeatureRequest:
     return FeatureRequest({"item": RawFeatures(np.arange(count), {})}, [count])
 
 
-def assert_rows(part: BatchSlice, start: int, stop: int) -> None:
-    ids = part.features.owners["item"].ids
+def assert_rows(part: QueueEntry, start: int, stop: int) -> None:
+    ids = part.batch_features.owners["item"].ids
     assert ids is not None
     assert list(ids) == list(range(start, stop))
 
@@ -39,14 +39,14 @@ def entry(loop: asyncio.AbstractEventLoop, rows: int, key: Any = "all tasks", de
     return QueueEntry(key, candidates(rows), StageTimer(), deadline, loop.create_future())
 
 
-def take(queue: Scheduler, now: float = 0.0) -> list[BatchSlice]:
-    slices, expired = queue.take(now)
+def take(queue: Scheduler, now: float = 0.0) -> list[QueueEntry]:
+    batch, expired = queue.take(now)
     assert not expired
-    return slices
+    return batch
 
 
-def ranges(slices: list[BatchSlice], names: dict[QueueEntry, str]) -> list[tuple[str, int, int]]:
-    return [(names[part.entry], part.start, part.stop) for part in slices]
+def ranges(batch: list[QueueEntry], names: dict[QueueEntry, str]) -> list[tuple[str, int, int]]:
+    return [(names[part], part.start, part.stop) for part in batch]
 
 
 def test_take_fills_batch_and_splits_last_request(loop: asyncio.AbstractEventLoop) -> None:
@@ -55,9 +55,9 @@ def test_take_fills_batch_and_splits_last_request(loop: asyncio.AbstractEventLoo
     names = {a: "a", b: "b", c: "c"}
     for request in names:
         queue.add(request)
-    slices = take(queue)
-    assert ranges(slices, names) == [("a", 0, 4), ("b", 0, 4), ("c", 0, 2)]
-    for part, rows in zip(slices, (4, 4, 2), strict=True):
+    batch = take(queue)
+    assert ranges(batch, names) == [("a", 0, 4), ("b", 0, 4), ("c", 0, 2)]
+    for part, rows in zip(batch, (4, 4, 2), strict=True):
         assert_rows(part, 0, rows)
     (rest,) = take(queue)
     assert_rows(rest, 2, 4)
@@ -102,11 +102,11 @@ def test_take_small_requests_overtake_large_one(loop: asyncio.AbstractEventLoop,
     queue = Scheduler(1000)
     large = entry(loop, 4000)
     queue.add(large)
-    assert [part.rows for part in take(queue)] == [1000]
+    assert [part.batch_rows for part in take(queue)] == [1000]
     small = [entry(loop, 10, key) for _ in range(20)]
     for request in small:
         queue.add(request)
-    assert [part.entry for part in take(queue)][:20] == small
+    assert take(queue)[:20] == small
 
 
 def test_take_large_request_progresses_under_full_load(loop: asyncio.AbstractEventLoop) -> None:
@@ -116,9 +116,9 @@ def test_take_large_request_progresses_under_full_load(loop: asyncio.AbstractEve
     for _ in range(20):  # clients that send the next request after each response
         queue.add(entry(loop, 10))
     batches = 0
-    while large.scheduled < large.rows:
+    while large.stop < large.rows:
         for part in take(queue):
-            if part.entry is not large:
+            if part is not large:
                 queue.add(entry(loop, 10))
         batches += 1
         assert batches <= 4 * (2 + 1 + 1)  # per quantum: queued requests, as many new rows, its own
@@ -135,7 +135,7 @@ def test_take_large_request_delays_small_ones_by_at_most_one_batch(loop: asyncio
             small = entry(loop, 10)
             arrived[small] = batch
             queue.add(small)
-        waited += [batch - arrived[part.entry] for part in take(queue) if part.entry in arrived]
+        waited += [batch - arrived[part] for part in take(queue) if part in arrived]
     assert len(waited) >= 890
     assert max(waited) <= 1
 
@@ -145,18 +145,18 @@ def test_take_expired_request_is_returned_separately(loop: asyncio.AbstractEvent
     expired, in_time = entry(loop, 3, deadline=5.0), entry(loop, 3, deadline=7.0)
     queue.add(expired)
     queue.add(in_time)
-    slices, dropped = queue.take(now=6.0)
+    batch, dropped = queue.take(now=6.0)
     assert dropped == [expired]
-    assert [part.entry for part in slices] == [in_time]
+    assert batch == [in_time]
     queue.add(entry(loop, 3, deadline=5.0))
-    slices, dropped = queue.take(now=6.0)
-    assert (slices, len(dropped), bool(queue)) == ([], 1, False)
+    batch, dropped = queue.take(now=6.0)
+    assert (batch, len(dropped), bool(queue)) == ([], 1, False)
 
 
 def test_take_started_request_does_not_expire(loop: asyncio.AbstractEventLoop) -> None:
     queue = Scheduler(10)
     queue.add(entry(loop, 15, deadline=5.0))
-    assert sum(part.rows for now in (4.0, 6.0) for part in take(queue, now)) == 15
+    assert sum(part.batch_rows for now in (4.0, 6.0) for part in take(queue, now)) == 15
 
 
 def test_remove_drops_remaining_rows(loop: asyncio.AbstractEventLoop) -> None:
@@ -166,7 +166,7 @@ def test_remove_drops_remaining_rows(loop: asyncio.AbstractEventLoop) -> None:
     take(queue)
     queue.add(small)
     queue.remove(large)
-    assert [part.entry for part in take(queue)] == [small]
+    assert take(queue) == [small]
     queue.remove(large)
     queue.remove(small)
     assert not queue
@@ -198,22 +198,22 @@ def test_take_any_arrivals_are_scheduled_completely_and_without_starvation(
     def check_batch() -> None:
         nonlocal scheduled_rows
         waiting = list(queue)
-        slices = take(queue)
-        assert slices
-        key, rows = slices[0].entry.key, sum(part.rows for part in slices)
+        batch = take(queue)
+        assert batch
+        key, rows = batch[0].key, sum(part.batch_rows for part in batch)
         assert rows <= max_rows
         assert rows == max_rows or not any(other.key == key for other in queue), "a batch was not filled"
-        assert len({part.entry for part in slices}) == len(slices)
+        assert len(set(batch)) == len(batch)
         for other in waiting:  # after n scheduled rows, no new request overtakes a quantum of n rows
             quantum = min(other.rows, max_rows)
             if scheduled[other] == 0:
-                assert queued_at[slices[0].entry] < queued_at[other] + quantum or slices[0].entry is other
-        for part in slices:
-            assert part.entry.key == key
-            assert part.entry not in removed
-            assert part.start == scheduled[part.entry] < part.stop
+                assert queued_at[batch[0]] < queued_at[other] + quantum or batch[0] is other
+        for part in batch:
+            assert part.key == key
+            assert part not in removed
+            assert part.start == scheduled[part] < part.stop
             assert_rows(part, part.start, part.stop)
-            scheduled[part.entry] = part.stop
+            scheduled[part] = part.stop
         scheduled_rows += rows
 
     for step, value in steps:
