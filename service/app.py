@@ -135,7 +135,7 @@ def create_app(
         return Gateway(app, context, telemetry, guard)
 
     handler = RankHandler(settings, engine, shadows, answers, served_log)
-    infer_handler = InferHandler(settings, engine, shadows, handler.parsed_bodies, answers, served_log)
+    infer_handler = InferHandler(settings, engine, shadows, answers, served_log)
     main = [
         ranking_routes(handler, models),
         model_list_routes(models),

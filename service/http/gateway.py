@@ -14,12 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.auth.guard import ApiKeyGuard
-from service.http.body import BodyLimiter
+from service.http.body import limit_body
 from service.http.errors import EXPECTED_ERRORS, to_problem
 from service.http.raw_route import RawRoute, find_route
 from service.protocol.headers import FEEDBACK_PATH, REQUEST_ID, SAFE_VALUE, SECURITY_HEADERS, TRACEPARENT, is_rank_path
 from service.protocol.problems import CLIENT_CLOSED, internal_error, to_response
-from service.server.body_budget import LEASE
+from service.server.body_budget import LEASE, BodyLease
 from service.server.context import ServerContext
 from service.telemetry import logs
 from service.telemetry.request_telemetry import RequestTelemetry
@@ -36,7 +36,7 @@ class Gateway:
     Args:
         app: FastAPI application with all routes.
         context: Limits, and the decision on admission for servers whose protocol does not admit requests, such as test
-            clients. Such servers do not report disconnects of clients either.
+            clients. Such servers do not report disconnects of clients either, and their bodies do not count.
         telemetry: Records rank and feedback requests.
         guard: Checks API keys; None if requests need none.
     """
@@ -61,7 +61,9 @@ class Gateway:
         state = scope.setdefault("state", {})
         state["request_id"], state["timer"] = id_text, timer
         limits = self._limits
-        receive_limited = BodyLimiter(receive, headers, state.get(LEASE), limits.max_body_bytes, limits.read_seconds)
+        if (lease := state.get(LEASE)) is None:  # there is no body, or the protocol does not count it
+            lease = state[LEASE] = BodyLease(self._context.bodies)
+        receive_limited = limit_body(receive, headers, lease, limits.max_body_bytes, limits.read_seconds)
         status, complete = 0, False
 
         async def send_with_headers(message: Message) -> None:

@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect
 from service.engine.admission import Permit
 from service.engine.engine import Engine
 from service.engine.model import LoadedModel
-from service.engine.parsed_bodies import ParsedBodies, ParsedBody, json_size
 from service.engine.response import RankResult
 from service.http.decode import decode_request
 from service.http.encode import encode_response
@@ -24,11 +23,10 @@ from service.logs.served_request import ServedRequest
 from service.models.registry import ModelRouting
 from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.messages import RankOptions
+from service.server.body_budget import LEASE, BodyLease
+from service.server.parsed_bodies import json_size
 from service.settings import Settings
 from service.telemetry.stage_timer import StageTimer
-
-PARSED_SHARE = 8
-"""Bytes of bodies that a process holds, divided by those that are parsed at a time."""
 
 
 @contextmanager
@@ -61,9 +59,6 @@ class RankHandler:
         shadows: Scores requests again with shadow versions.
         answers: Remembers answers to check feedback, or None.
         served_log: Logs answered requests, or None.
-
-    Attributes:
-        parsed_bodies: Bounds the bodies that the process parses at a time.
     """
 
     def __init__(
@@ -76,7 +71,6 @@ class RankHandler:
     ) -> None:
         self._settings, self._engine, self._shadows = settings, engine, shadows
         self._answers, self._served_log = answers, served_log
-        self.parsed_bodies = ParsedBodies(settings.body_budget // PARSED_SHARE)
 
     async def respond(self, http: Request, routing: ModelRouting, *, trial: bool = False) -> Response:
         """Answer a request.
@@ -91,11 +85,12 @@ class RankHandler:
         accept_format = response_format(http.headers.get("accept", ""))
         body_format = request_format(http.headers.get("content-type", ""))
         body = await http.body()
-        parsed = await self.parsed_bodies.acquire(len(body) if body_format == ARROW else json_size(body))
+        lease: BodyLease = http.scope["state"][LEASE]
+        await lease.start_parsing(len(body) if body_format == ARROW else json_size(body))
         try:
-            return await self._rank(http, routing, body_format, accept_format, parsed, trial=trial)
+            return await self._rank(http, routing, body_format, accept_format, lease, trial=trial)
         finally:
-            parsed.release()
+            lease.end_parsing()
 
     async def _rank(
         self,
@@ -103,7 +98,7 @@ class RankHandler:
         routing: ModelRouting,
         body_format: str,
         accept_format: str,
-        parsed: ParsedBody,
+        lease: BodyLease,
         *,
         trial: bool,
     ) -> Response:
@@ -118,7 +113,7 @@ class RankHandler:
             if model is routing.canary and body_format == ARROW:  # column names of a stream depend on the version
                 request = decode_request(body, body_format, model, self._settings)
         if body_format == ARROW:
-            parsed.grow(request.arrow_bytes())
+            lease.grow_parsed(request.arrow_bytes())
         options = request.options
         request_info["candidates"], request_info["tasks"] = len(request.ids), options.tasks or "all"
         permit: Permit = http.state.permit

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from prometheus_client import Gauge
 
 from service.server.pacing import Pacer
+from service.server.parsed_bodies import ParsedBodies
 
 LEASE = "body_lease"
 """Key of a request's lease in the state of its ASGI scope."""
 GAUGE_STEP_BITS = 16
 """The gauge shows multiples of 2^16 bytes, so that small requests do not pay for it."""
+PARSED_SHARE = 8
+"""Bytes of bodies that a process holds, divided by those that are parsed at a time."""
 PRESSURE_SHARE = 1 / 2
 """Share of the budget above which large bodies are read at a bounded rate."""
 PACED_BYTES_PER_SECOND = 32 * 1024 * 1024
@@ -46,6 +49,7 @@ class BodyBudget:
 
     Attributes:
         held: Number of bytes that are held.
+        parsed: Bounds the bytes of the bodies that are parsed at a time.
     """
 
     def __init__(self, max_bytes: int, gauge: Gauge) -> None:
@@ -56,6 +60,7 @@ class BodyBudget:
         self._pacer = Pacer(PACED_BYTES_PER_SECOND)
         self._trim_timer: asyncio.TimerHandle | None = None
         self.held = 0
+        self.parsed = ParsedBodies(max_bytes // PARSED_SHARE)
 
     def can_hold(self, size: int) -> bool:
         """Whether a body of this size fits beside the complete bodies."""
@@ -129,7 +134,7 @@ class BodyBudget:
 
 
 class BodyLease:
-    """The part of the budget that one request holds, until the request ends.
+    """The body of one request in the budget: its bytes until the request ends, and its parsed form until it is scored.
 
     Args:
         budget: Budget of the process.
@@ -140,13 +145,13 @@ class BodyLease:
         on_reject: Called when the budget rejects the body.
     """
 
-    __slots__ = ("_arriving", "_budget", "_released", "on_reject", "rejected", "size")
+    __slots__ = ("_arriving", "_budget", "_parsed_size", "_released", "on_reject", "rejected", "size")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.on_reject: Callable[[], None] | None = None
         self._arriving = self._released = False
-        self.size = 0
+        self.size = self._parsed_size = 0
         self.rejected = False
 
     def add(self, size: int) -> bool:
@@ -191,3 +196,24 @@ class BodyLease:
             self.complete()
             self._budget.change(-self.size, arriving=False)
             self.size = 0
+
+    async def start_parsing(self, size: int) -> None:
+        """Wait until the body may be parsed; ``size`` is that of its content, see ``json_size``."""
+        await self._budget.parsed.acquire(size)
+        self._parsed_size = size
+
+    def grow_parsed(self, size: int) -> None:
+        """Count the parsed form with its decompressed size, if that is larger.
+
+        Raises:
+            QueueFullError: The bytes do not fit beside those of other requests.
+        """
+        if size > self._parsed_size:
+            self._budget.parsed.require_room(self._parsed_size, size - self._parsed_size)
+            self._budget.parsed.change(size - self._parsed_size)
+            self._parsed_size = size
+
+    def end_parsing(self) -> None:
+        """Stop counting the parsed form."""
+        self._budget.parsed.change(-self._parsed_size)
+        self._parsed_size = 0

@@ -164,7 +164,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reject_request(self._context.queue_full.to(self.url), "queue_full")
             return
         if body_bytes:
-            fits = min(body_bytes, self._limits.max_body_bytes)  # BodyLimiter rejects larger bodies with 413
+            fits = min(body_bytes, self._limits.max_body_bytes)  # the gateway rejects larger bodies with 413
             if not self._context.bodies.can_hold(fits) and self._all_answered():
                 self._reject_request(self._context.bodies_full.to(self.url), "body_memory")
                 return
@@ -261,7 +261,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif self._part is None or self.cycle.response_complete:
             self.transport.close()  # there is no request, or it is answered
         else:
-            self._set_read_timer("body", self._limits.read_seconds)  # BodyLimiter responds with 408
+            self._set_read_timer("body", self._limits.read_seconds)  # the gateway responds with 408
 
     def _reject_large_headers(self) -> None:
         reason = f"the headers are larger than {self._limits.max_header_bytes} bytes"
@@ -327,7 +327,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not is_rank_path(cycle.scope["path"]):  # telemetry counts only the rejections of rank requests
             self._context.metrics.rejections.labels("body_memory").inc()
         cycle.body.clear()
-        cycle.message_event.set()  # BodyLimiter sees that the lease is rejected
+        cycle.message_event.set()  # the gateway sees that the lease is rejected
 
     def _all_answered(self) -> bool:
         """Whether every request of this connection has been answered."""

@@ -8,7 +8,6 @@ from fastapi import Request, Response
 
 from service.engine.admission import Permit
 from service.engine.engine import Engine
-from service.engine.parsed_bodies import ParsedBodies, json_size
 from service.http.open_inference.body import read_body
 from service.http.open_inference.decode import to_rank_request
 from service.http.open_inference.encode import encode_tensors
@@ -19,6 +18,8 @@ from service.logs.served_request import ServedRequest
 from service.models.registry import ModelRouting
 from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.open_inference import HEADER_LENGTH
+from service.server.body_budget import LEASE, BodyLease
+from service.server.parsed_bodies import json_size
 from service.settings import Settings
 from service.telemetry.stage_timer import StageTimer
 
@@ -30,7 +31,6 @@ class InferHandler:
         settings: Limits of a request.
         engine: Scores requests.
         shadows: Scores requests again with shadow versions.
-        parsed_bodies: Bounds the bodies that the process parses at a time.
         answers: Remembers answers to check feedback, or None.
         served_log: Logs answered requests, or None.
     """
@@ -40,12 +40,10 @@ class InferHandler:
         settings: Settings,
         engine: Engine,
         shadows: ShadowScorer,
-        parsed_bodies: ParsedBodies,
         answers: AnsweredRequests | None = None,
         served_log: ServedLog | None = None,
     ) -> None:
         self._settings, self._engine, self._shadows = settings, engine, shadows
-        self._parsed_bodies = parsed_bodies
         self._answers, self._served_log = answers, served_log
 
     async def respond(self, http: Request, routing: ModelRouting) -> Response:
@@ -57,11 +55,12 @@ class InferHandler:
         """
         http.state.request_info = {"model": routing.current.name, "version": routing.current.version}
         body = await http.body()
-        parsed = await self._parsed_bodies.acquire(json_size(body))
+        lease: BodyLease = http.scope["state"][LEASE]
+        await lease.start_parsing(json_size(body))
         try:
             return await self._infer(http, routing, body)
         finally:
-            parsed.release()
+            lease.end_parsing()
 
     async def _infer(self, http: Request, routing: ModelRouting, body: bytes) -> Response:
         model = routing.current

@@ -1,4 +1,4 @@
-"""``BodyLimiter``: the time in which a body must arrive."""
+"""``limit_body``: the time in which a body must arrive."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from prometheus_client import Gauge
-from starlette.types import Message
+from starlette.types import Message, Receive
 
-from service.http.body import BodyLimiter
+from service.http.body import limit_body
 from service.protocol.problems import Problem
 from service.server.body_budget import BodyBudget, BodyLease
 
@@ -33,10 +33,10 @@ def parts(count: int) -> Iterator[Message]:
         yield {"type": "http.request", "body": b"x", "more_body": number < count}
 
 
-async def receive_all(limiter: BodyLimiter) -> bytes:
+async def receive_all(receive: Receive) -> bytes:
     body, more = b"", True
     while more:
-        message = await limiter()
+        message = await receive()
         body, more = body + message["body"], message["more_body"]
     return body
 
@@ -49,7 +49,7 @@ def test_pauses_of_the_server_do_not_count_against_the_client(gauge: Gauge) -> N
 
     async def run() -> bytes:
         lease = PacedLease(BodyBudget(1_000_000, gauge))
-        return await receive_all(BodyLimiter(receive, {}, lease, 1_000, SECONDS))
+        return await receive_all(limit_body(receive, {}, lease, 1_000, SECONDS))
 
     assert asyncio.run(run()) == b"xxx"
 
@@ -63,7 +63,7 @@ def test_slow_client_is_rejected_with_408_in_spite_of_pauses(gauge: Gauge) -> No
 
     async def run() -> bytes:
         lease = PacedLease(BodyBudget(1_000_000, gauge))
-        return await receive_all(BodyLimiter(receive, {}, lease, 1_000, SECONDS))
+        return await receive_all(limit_body(receive, {}, lease, 1_000, SECONDS))
 
     with pytest.raises(Problem) as problem:
         asyncio.run(run())

@@ -38,8 +38,8 @@ class ParsedBodies:
         self._held = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
-    async def acquire(self, size: int) -> ParsedBody:
-        """Wait until a body of this size may be parsed; the caller must release the result."""
+    async def acquire(self, size: int) -> None:
+        """Wait until a body of this size may be parsed, and count it; ``change`` stops counting it."""
         if size > SMALL_BYTES and (self._waiting or not self._fits(size)):
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append((turn, size))
@@ -51,7 +51,6 @@ class ParsedBodies:
                 raise
         else:
             self._held += size
-        return ParsedBody(self, size)
 
     def require_room(self, size: int, more: int) -> None:
         """Raise ``QueueFullError`` if a parsed body of ``size`` bytes must not grow by ``more`` bytes."""
@@ -69,33 +68,3 @@ class ParsedBodies:
 
     def _fits(self, size: int) -> bool:
         return not self._held or self._held + size <= self._max_bytes
-
-
-class ParsedBody:
-    """Share of one request in ``ParsedBodies``.
-
-    Args:
-        bodies: Bound of the process.
-        size: Number of bytes of the body.
-    """
-
-    __slots__ = ("_bodies", "_size")
-
-    def __init__(self, bodies: ParsedBodies, size: int) -> None:
-        self._bodies, self._size = bodies, size
-
-    def grow(self, size: int) -> None:
-        """Count a body with its decompressed size, if that is larger.
-
-        Raises:
-            QueueFullError: The bytes do not fit beside those of other requests.
-        """
-        if size > self._size:
-            self._bodies.require_room(self._size, size - self._size)
-            self._bodies.change(size - self._size)
-            self._size = size
-
-    def release(self) -> None:
-        """Stop counting the body."""
-        self._bodies.change(-self._size)
-        self._size = 0
