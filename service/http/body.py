@@ -40,14 +40,15 @@ def limit_body(
         except TimeoutError:
             reason = f"the body took more than {seconds:g} s: send it faster, or fewer candidates"
             raise Problem(408, reason, headers={"Connection": "close"}) from None
-        complete = not message.get("more_body", False)
-        if not complete:
+        more = message.get("more_body", False)
+        if more:
             pause = lease.next_pause(len(message["body"]), asyncio.get_running_loop().time())
             if pause:
                 deadline += pause  # the client did not cause it
                 await asyncio.sleep(pause)
         if lease.rejected:
             raise bodies_full()
+        complete = not more
         received += len(message.get("body", b""))
         if received > max_bytes:
             raise body_too_large(max_bytes)

@@ -36,7 +36,7 @@ class Gateway:
     Args:
         app: FastAPI application with all routes.
         context: Limits, and the decision on admission for servers whose protocol does not admit requests, such as test
-            clients. Such servers do not report disconnects of clients either, and their bodies do not count.
+            clients. Such servers neither report disconnects of clients nor count the bytes that arrive.
         telemetry: Records rank and feedback requests.
         guard: Checks API keys; None if requests need none.
     """
@@ -61,7 +61,7 @@ class Gateway:
         state = scope.setdefault("state", {})
         state["request_id"], state["timer"] = id_text, timer
         limits = self._limits
-        if (lease := state.get(LEASE)) is None:  # there is no body, or the protocol does not count it
+        if (lease := state.get(LEASE)) is None:  # there is no body, or the protocol counts no bytes of it
             lease = state[LEASE] = BodyLease(self._context.bodies)
         receive_limited = limit_body(receive, headers, lease, limits.max_body_bytes, limits.read_seconds)
         status, complete = 0, False

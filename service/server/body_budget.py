@@ -198,7 +198,11 @@ class BodyLease:
             self.size = 0
 
     async def start_parsing(self, size: int) -> None:
-        """Wait until the body may be parsed; ``size`` is that of its content, see ``json_size``."""
+        """Wait until the body may be parsed; the caller must call ``end_parsing``.
+
+        Args:
+            size: Size of its content in bytes, see ``json_size``.
+        """
         await self._budget.parsed.acquire(size)
         self._parsed_size = size
 

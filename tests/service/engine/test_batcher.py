@@ -39,8 +39,8 @@ def numbers(values: Sequence[int]) -> FeatureRequest:
     return FeatureRequest({"item": RawFeatures(np.asarray(values, np.int64), {})}, [len(values)])
 
 
-def values_of(part: QueueEntry) -> Any:
-    return part.batch_features.owners["item"].ids
+def values_of(entry: QueueEntry) -> Any:
+    return entry.batch_features.owners["item"].ids
 
 
 def expected(values: Sequence[int], key: str) -> Result:
@@ -56,8 +56,8 @@ class Scorer:
         self._held = held
         self._permits = threading.Semaphore(0)
 
-    def __call__(self, key: Any, slices: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
-        values = np.concatenate([values_of(part) for part in slices]).tolist()
+    def __call__(self, key: Any, batch: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
+        values = np.concatenate([values_of(entry) for entry in batch]).tolist()
         self.batches.append((key, values))
         self.started.put(values)
         if self._held:
@@ -66,7 +66,7 @@ class Scorer:
             raise ArithmeticError("minus one")
         return [
             LookupError("minus two") if -2 in ids else RequestScores(expected(ids, key), NONE, 0, 0, None)
-            for ids in map(values_of, slices)
+            for ids in map(values_of, batch)
         ]
 
     def let_go(self, batches: int = 1) -> None:
@@ -271,12 +271,12 @@ class ThreadRecorder(Scorer):
         self.threads: list[int] = []
         self.seconds = seconds
 
-    def __call__(self, key: Any, slices: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
+    def __call__(self, key: Any, batch: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
         self.threads.append(threading.get_ident())
         end = time.thread_time() + self.seconds
         while time.thread_time() < end:
             pass
-        return super().__call__(key, slices)
+        return super().__call__(key, batch)
 
 
 def test_batcher_scores_a_short_request_that_is_alone_on_the_event_loop(short_seconds: float) -> None:
@@ -317,10 +317,10 @@ def test_batcher_scores_requests_that_arrive_during_scoring_on_the_event_loop(sh
     scorer = Scorer()
     later: list[asyncio.Task[Result]] = []
 
-    def score(key: Any, slices: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
+    def score(key: Any, batch: Sequence[QueueEntry]) -> list[RequestScores | Exception]:
         if len(scorer.batches) == 1:
             later.append(submit(batcher, [7]))
-        return scorer(key, slices)
+        return scorer(key, batch)
 
     async def test() -> None:
         for _ in range(2):
