@@ -233,6 +233,11 @@ class Settings(BaseModel):
         return max(DEFAULT_BUFFERED_BYTES // self.workers, 4 * self.max_body_bytes)
 
     @property
+    def end_seconds(self) -> float:
+        """Maximum seconds from a signal to the end of a process, after which it hangs."""
+        return self.drain_seconds + self.grace_seconds + KILL_MARGIN_SECONDS
+
+    @property
     def copies_tables(self) -> bool:
         """Whether feature tables are copied into memory, not memory-mapped."""
         return self.workers == 1 if self.copy_tables is None else self.copy_tables

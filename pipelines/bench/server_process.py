@@ -48,8 +48,7 @@ class ServerProcess:
         ready_path: path that returns status 200 once the server is ready.
         cores: cores that the processes may use.
         threads: threads of numeric libraries per process.
-        started: text that the server prints before a process accepts connections.
-        processes: number of processes that must have printed it until the server is ready.
+        processes: number of processes that must have printed ``STARTED`` until the server is ready.
     """
 
     def __init__(
@@ -58,12 +57,10 @@ class ServerProcess:
         ready_path: str,
         cores: Sequence[int],
         threads: int = 1,
-        started: str = "",
         processes: int = 0,
     ) -> None:
         self.cores = cores
-        self._started, self._processes = started, processes
-        self._command, self._ready_path, self._threads = command, ready_path, threads
+        self._command, self._ready_path, self._threads, self._processes = command, ready_path, threads, processes
         self._reserved: socket.socket | None = None
         self._port: int | None = None
 
@@ -175,7 +172,7 @@ class ServerProcess:
             if address is None:
                 return False
             self._port = int(address[1])
-        if self._output().count(self._started) < self._processes:
+        if self._output().count(STARTED) < self._processes:
             return False
         connection = http.client.HTTPConnection(HOST, self._port, timeout=1)
         try:
@@ -194,7 +191,7 @@ class ServerProcess:
 def service_process(settings: Settings, cores: Sequence[int]) -> ServerProcess:
     """Create the process of the DSelect Ranker service."""
     command = [sys.executable, "-m", "pipelines.bench.server_process", settings.model_dump_json()]
-    return ServerProcess(command, "/v2/health/ready", cores, started=STARTED, processes=settings.workers)
+    return ServerProcess(command, "/v2/health/ready", cores, processes=settings.workers)
 
 
 def _reserve_port() -> socket.socket:

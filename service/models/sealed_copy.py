@@ -21,7 +21,7 @@ CHUNK_BYTES = 64 * 1024 * 1024
 
 
 def copy_file(file: Path) -> mmap.mmap:
-    """Return a sealed copy of a regular file in memory, which exists until it is no longer used.
+    """Copy a regular file into sealed memory, which is freed with the returned map.
 
     Raises:
         OSError: The file cannot be read, or there is not enough memory.

@@ -13,7 +13,6 @@ from types import FrameType
 import uvicorn
 
 from service.server.context import STATE_KEY
-from service.settings import KILL_MARGIN_SECONDS
 
 SIGNAL_EXIT_BASE = 128
 """Added to a signal's number, this is the exit code of a process that the signal ends, as in shells."""
@@ -38,12 +37,13 @@ class GracefulServer(uvicorn.Server):
         config: Configuration of uvicorn with an application of ``create_app``; ``timeout_graceful_shutdown`` bounds
             the time to finish the requests in progress.
         drain_seconds: Seconds in which load balancers notice that the process is not ready.
-        supervised: Whether a supervisor decides when to kill this process, instead of the second signal.
+        end_seconds: With a supervisor, which decides when to kill this process, instead of the second signal: seconds
+            after the first signal in which the process ends in any case.
     """
 
-    def __init__(self, config: uvicorn.Config, drain_seconds: float, *, supervised: bool = False) -> None:
+    def __init__(self, config: uvicorn.Config, drain_seconds: float, end_seconds: float | None = None) -> None:
         super().__init__(config)
-        self._drain_seconds, self._supervised = drain_seconds, supervised
+        self._drain_seconds, self._end_seconds = drain_seconds, end_seconds
         self._close_time = math.inf
         self._ticked = threading.Event()
 
@@ -60,18 +60,19 @@ class GracefulServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Handle a signal; uvicorn calls this for each one."""
-        if self._supervised and not self.started:  # it may wait for models, and has hardly any request
-            os._exit(SIGNAL_EXIT_BASE + sig)
-        if self._close_time != math.inf:
-            if not self._supervised:
+        is_first = self._close_time == math.inf
+        if self._end_seconds is None:
+            if not is_first:
                 os._exit(SIGNAL_EXIT_BASE + sig)
+        elif not self.started:  # it may wait for models, and has hardly any request
+            os._exit(SIGNAL_EXIT_BASE + sig)
+        elif not is_first:
             return
-        self._close_time = time.monotonic()
-        if self._supervised:  # which may not wait for this process, if somebody else has sent the signal
-            grace = self.config.timeout_graceful_shutdown or 0
-            last = threading.Timer(self._drain_seconds + grace + KILL_MARGIN_SECONDS, os._exit, [1])
+        else:  # the supervisor does not wait for this process if somebody else has sent the signal
+            last = threading.Timer(self._end_seconds, os._exit, [1])
             last.daemon = True
             last.start()
+        self._close_time = time.monotonic()
         if self.started:  # a process that was never ready need not drain
             self._close_time += self._drain_seconds
             self.lifespan.state[STATE_KEY].lifecycle.drain()

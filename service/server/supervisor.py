@@ -71,8 +71,10 @@ class Worker(Process):
         """Run the server; uvicorn calls this in the worker process."""
         create_app: Any = self.config.app
         self.config.app = partial(create_app, beside_others=self._beside_others)
-        self._server = GracefulServer(self.config, self._settings.drain_seconds, supervised=True)
-        threading.Thread(target=_stop_with_supervisor, args=[self._settings], name="supervisor", daemon=True).start()
+        self._server = GracefulServer(self.config, self._settings.drain_seconds, self._settings.end_seconds)
+        threading.Thread(
+            target=_stop_with_supervisor, args=[self._settings.end_seconds], name="supervisor", daemon=True
+        ).start()
         super().target(sockets)
 
     def pong(self) -> None:
@@ -92,9 +94,8 @@ class Worker(Process):
         if self._is_asked and not self.parent_conn.poll():
             self._silent_seconds += POLL_SECONDS
             timeout = self._settings.worker_timeout_seconds
-            if not self.hung and self._silent_seconds > (
-                timeout if self._has_answered else max(timeout, START_SECONDS)
-            ):
+            limit = timeout if self._has_answered else max(timeout, START_SECONDS)
+            if not self.hung and self._silent_seconds > limit:
                 self.hung = True
                 log.error("process %s has not responded for %.1f s and is killed", self.pid, self._silent_seconds)
                 self.process.kill()
@@ -163,7 +164,7 @@ class Supervisor(Multiprocess):
         """Wait for the workers to end, then kill those that hang; uvicorn calls this after it has signaled all."""
         for listener in self.sockets:
             listener.close()  # else new connections would wait for this copy after the workers have closed theirs
-        end = time.monotonic() + end_seconds(self._settings)
+        end = time.monotonic() + self._settings.end_seconds
         while any(worker.process.is_alive() for worker in self.processes):
             signals = [number for number in self.signal_queue if number in (signal.SIGINT, signal.SIGTERM)]
             if signals or self.failure is not None or time.monotonic() > end:
@@ -212,11 +213,6 @@ class Supervisor(Multiprocess):
             worker.process.kill()
 
 
-def end_seconds(settings: Settings) -> float:
-    """Return the seconds after a signal within which a worker must end."""
-    return settings.drain_seconds + settings.grace_seconds + KILL_MARGIN_SECONDS
-
-
 def _describe_exit(code: int | None) -> str:
     """Describe an exit code, which is negative for a signal."""
     if code is not None and code < 0:
@@ -225,11 +221,11 @@ def _describe_exit(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _stop_with_supervisor(settings: Settings) -> None:
+def _stop_with_supervisor(end_seconds: float) -> None:
     """Wait for the supervisor to end, then stop this process; a killed supervisor cannot signal or kill its workers."""
     supervisor = multiprocessing.parent_process()
     assert supervisor is not None
     supervisor.join()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(end_seconds(settings))
-    os._exit(1)
+    time.sleep(end_seconds)
+    os._exit(1)  # the main thread has not handled the signal

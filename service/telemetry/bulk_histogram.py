@@ -99,7 +99,7 @@ class BulkHistogram(Collector):
         return self._rows[model]
 
     def _share(self, block: Block, path: Path) -> Block:
-        """Return a block in a file, or the same block if there is no room for the file."""
+        """Move a block to a file, and return it; without room for the file it stays in memory."""
         draft = path.with_suffix(".draft")
         try:
             np.save(content := BytesIO(), block)

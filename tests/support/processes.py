@@ -16,13 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from pipelines.bench.server_process import STARTED
 from tests.support.http_client import read_until_closed, send_request
 from tests.support.metrics import samples
 from tests.support.ports import HOST
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
-
-STARTED = "Application startup complete"
-"""Text of the log line of uvicorn before a process accepts connections."""
 
 Result = TypeVar("Result")
 

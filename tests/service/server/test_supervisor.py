@@ -18,13 +18,14 @@ import uvicorn
 from prometheus_client import values
 from uvicorn.supervisors import multiprocess
 
+from pipelines.bench.server_process import STARTED
 from service.server import supervisor as supervisors
 from service.server.graceful import GracefulServer
 from service.server.supervisor import MAX_FAILED_STARTS, POLL_SECONDS, START_SECONDS, Supervisor, Worker
 from service.settings import Settings
 from tests.support.background_load import BackgroundLoad
 from tests.support.http_client import NO_RESPONSE, post_json, read_until_closed, send_request
-from tests.support.processes import STARTED, ServiceProcess, running_service, started_service
+from tests.support.processes import ServiceProcess, running_service, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
 TIMEOUT = 30.0
@@ -228,7 +229,7 @@ def test_signals_other_than_those_to_stop_do_not_kill_workers(
 
 def test_worker_answers_only_while_its_event_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Simulation(tmp_path, monkeypatch).first
-    server = worker._server = GracefulServer(uvicorn.Config("unused"), 0.0, supervised=True)
+    server = worker._server = GracefulServer(uvicorn.Config("unused"), 0.0, TIMEOUT)
     threading.Thread(target=worker.always_pong, daemon=True).start()
 
     def answer(seconds: float) -> object:
@@ -256,8 +257,9 @@ if "spawn_main" in " ".join(sys.orig_argv) and os.path.exists({marker!r}):
 IMPATIENT_SERVICE = """
 # Serve, but replace workers sooner, and kill workers sooner that do not stop.
 import sys
+from service import settings
 from service.server import supervisor
-supervisor.KILL_MARGIN_SECONDS = supervisor.RESTART_SECONDS = 0.1
+settings.KILL_MARGIN_SECONDS = supervisor.KILL_MARGIN_SECONDS = supervisor.RESTART_SECONDS = 0.1
 from pipelines.cli.main import main
 sys.exit(main())
 """

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from pipelines.bench.server_process import STARTED
 from service.telemetry.shared_metrics import INITIAL_BYTES
 from tests.support.http_client import send_request
 from tests.support.ports import free_port
-from tests.support.processes import STARTED, ServiceProcess, running_service, started_service
+from tests.support.processes import ServiceProcess, running_service, started_service
 from tests.support.small_filesystem import small_filesystem
 from tests.support.waiting import TIMEOUT_SECONDS
 
