@@ -28,7 +28,7 @@ from torch import Tensor
 from pipelines.bench.interleave import interleave, ratios
 from pipelines.bench.tables import section, spread
 from ranking.encoding.bins import Bins
-from service.backends.torch_modules import CudaGraphRunner, Embedding, FusedMoE, Layer, bucket_size
+from service.backends.torch_modules import Buffers, CudaGraphRunner, Embedding, FusedMoE, Layer, bucket_size
 
 CATEGORICAL, NUMERIC, CATEGORIES, DIM = 15, 10, 100_000, 16
 """Categorical and numeric features of each feature group, values per categorical feature, and embedding width."""
@@ -89,10 +89,11 @@ class Request(NamedTuple):
         """Return all tensors that are copied to the device."""
         return [self.shared.ids, self.shared.dense, self.items.ids, self.items.dense, self.request_index]
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Request:
-        """Apply a function to all tensors."""
-        ids, dense, item_ids, item_dense, request_index = map(function, self.tensors())
-        return Request(Batch(ids, (), dense), Batch(item_ids, (), item_dense), request_index)
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Request:
+        """Return a request of tensors in the order of ``tensors()``."""
+        ids, dense, item_ids, item_dense, request_index = tensors
+        return cls(Batch(ids, (), dense), Batch(item_ids, (), item_dense), request_index)
 
 
 def draw_weights() -> Weights:
@@ -161,10 +162,8 @@ class Forward:
         shared, items = (Embedding(group, tables).to(device) for group, tables in zip(groups, named, strict=True))
         selected = [dict.fromkeys(experts, 1 / len(experts)) for experts in SELECTED_EXPERTS]
         body = FusedMoE(weights.experts, weights.towers, selected, range(WIDTH), range(WIDTH, 2 * WIDTH)).to(device)
-        empty = draw_request(bucket_size(candidates))
-        self._host = empty.map(Tensor.pin_memory) if device.type == "cuda" else empty
-        on_device: Any = empty.map(lambda tensor: tensor.to(device, copy=True))
-        self._buffers = list(zip(self._host.tensors(), on_device.tensors(), strict=True))
+        self._buffers = Buffers(draw_request(bucket_size(candidates)).tensors(), device)
+        on_device: Any = Request.of(self._buffers.on_device)
 
         def compute() -> Tensor:
             outputs: Tensor = body(shared(on_device.shared), items(on_device.items), on_device.request_index)
@@ -176,17 +175,16 @@ class Forward:
     def replay(self, request: Request) -> Tensor:
         """Return the outputs [candidates, tasks] on the CPU, computed as in the service."""
         self._fill(request)
-        return self._graph.run()[: len(request.request_index)].cpu()
+        return self._graph.run()[: len(request.request_index)].clone()
 
     def eager(self, request: Request) -> Tensor:
         """Return the same outputs, computed with one launch per kernel."""
         self._fill(request)
-        for host, device in self._buffers:
-            device.copy_(host, non_blocking=True)
+        self._buffers.transfer()
         return self._compute()[: len(request.request_index)].cpu()
 
     def _fill(self, request: Request) -> None:
-        for buffer, tensor in zip(self._host.tensors(), request.tensors(), strict=True):
+        for buffer, tensor in zip(self._buffers.host, request.tensors(), strict=True):
             buffer[: len(tensor)] = tensor
 
 

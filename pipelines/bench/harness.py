@@ -19,6 +19,7 @@ from pipelines.bench.sizes import Sizes
 from pipelines.console import print_status
 from ranking.artifacts import bundle
 from ranking.errors import RankerError
+from service.backends.select import has_gpu
 from service.settings import Settings
 
 
@@ -76,7 +77,8 @@ class Harness:
         """Create a process of the service that rejects no request unless the settings say otherwise."""
         cores = cores or self.cores[: self.threads]
         max_queue_rows = self.max_candidates * max(self.sizes.clients)
-        options = {"workers": len(cores), "threads": 1, "max_queue_rows": max_queue_rows, **settings}
+        workers = 1 if has_gpu() else len(cores)  # one process owns a GPU
+        options = {"workers": workers, "threads": 1, "max_queue_rows": max_queue_rows, **settings}
         return service_process(Settings(repository=self._repository, **options), cores)
 
     def closed_loop(

@@ -28,6 +28,12 @@ TorchRec imports them. If that happens after the group was created, they keep th
 interpreter ends. A thread that frees a tensor at that moment aborts the process.
 """
 
+IGNORED_WARNINGS = (
+    "Grad strides",  # DDP copies such gradients correctly
+    "TBE B200 optimization",  # FBGEMM reports on a GPU which kernels it has chosen
+)
+"""Start of the texts of warnings that nobody needs to act on."""
+
 
 @dataclass(frozen=True)
 class DistContext:
@@ -77,6 +83,14 @@ def init_distributed() -> Iterator[DistContext]:
     Raises:
         RankerError: another rank failed.
     """
+    with warnings.catch_warnings(), _join_group() as context:
+        for message in IGNORED_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        yield context
+
+
+@contextmanager
+def _join_group() -> Iterator[DistContext]:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     world_size = get_world_size()
@@ -97,9 +111,7 @@ def init_distributed() -> Iterator[DistContext]:
     previous_handler = signal.signal(signal.SIGTERM, on_sigterm)  # torchrun sends SIGTERM to the remaining ranks
     dist.init_process_group("nccl" if cuda else "gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Grad strides")  # DDP copies such gradients correctly
-            yield DistContext(rank, world_size, device)
+        yield DistContext(rank, world_size, device)
         dist.barrier()
     except BaseException as error:
         # The process ends with its own message. torchrun, which notices the failure of a rank, must not end it before.

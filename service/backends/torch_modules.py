@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from torch.nn import functional as F
 from ranking.model.dense_inputs import DenseInputs
 
 if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
     from ranking.encoding.request_batch import FeatureGroup
     from ranking.encoding.torch_batch import TorchBatch
     from ranking.schema import PooledFeature, SingleFeature
@@ -27,6 +30,10 @@ MIN_BUCKET_SIZE = 16
 """Rows of the smallest bucket; each next bucket is twice as large."""
 WARM_UP_RUNS = 3
 """Runs before a graph is captured, in which libraries select kernels and allocate memory."""
+ALIGNMENT = 256
+"""Alignment of a tensor within its buffer in bytes, that of CUDA's own allocations."""
+CAPTURES = threading.Lock()
+"""Held during a capture: PyTorch captures all graphs of a process on the same stream."""
 
 
 class Embedding(nn.Module):
@@ -111,8 +118,9 @@ class FusedMoE(nn.Module):
     shared_weight: Tensor
     item_weight: Tensor
     bias: Tensor
-    expert_indices: Tensor
-    expert_weights: Tensor
+    selected: Tensor
+    selection_starts: Tensor
+    selection_weights: Tensor
 
     def __init__(
         self,
@@ -132,11 +140,12 @@ class FusedMoE(nn.Module):
         self.register_buffer("bias", bias.flatten().float())
         self.experts = nn.ModuleList(_StackedLinear(*layer) for layer in others)
         self.towers = nn.ModuleList(_StackedLinear(*layer) for layer in _stack(towers))
-        width = max(map(len, selections))
-        padded = [_pad(list(selection.items()), width) for selection in selections]
-        self.register_buffer("expert_indices", torch.tensor([[expert for expert, _ in row] for row in padded]))
-        expert_weights = torch.tensor([[weight for _, weight in row] for row in padded])
-        self.register_buffer("expert_weights", expert_weights[:, :, None, None])
+        # The selections of all tasks, one after the other.
+        self.register_buffer("selected", torch.tensor([expert for selection in selections for expert in selection]))
+        starts = list(itertools.accumulate(map(len, selections[:-1]), initial=0))
+        self.register_buffer("selection_starts", torch.tensor(starts))
+        weights = [weight for selection in selections for weight in selection.values()]
+        self.register_buffer("selection_weights", torch.tensor(weights))
 
     def forward(self, shared: Tensor, items: Tensor, request_index: Tensor) -> Tensor:
         """Return outputs [candidates, tasks] before calibration.
@@ -147,22 +156,32 @@ class FusedMoE(nn.Module):
             request_index: row of ``shared`` of each candidate [candidates] int64.
         """
         once = torch.addmm(self.bias, shared, self.shared_weight)
-        first = torch.addmm(once[request_index], items, self.item_weight).relu()
+        once = once[0] if len(shared) == 1 else once[request_index]  # one request: added within the product
+        first = torch.addmm(once, items, self.item_weight).relu_()
         hidden = first.view(len(items), -1, self._width).transpose(0, 1)
         for layer in self.experts:
-            hidden = layer(hidden).relu()
-        mixed = (hidden[self.expert_indices] * self.expert_weights).sum(1)
+            hidden = layer(hidden).relu_()
+        mixed = self._mix(hidden)
         *hidden_layers, output_layer = self.towers
         for layer in hidden_layers:
-            mixed = layer(mixed).relu()
+            mixed = layer(mixed).relu_()
         outputs: Tensor = output_layer(mixed).squeeze(-1).T
         return outputs
 
+    def _mix(self, hidden: Tensor) -> Tensor:
+        """Return the weighted sum of the selected experts of each task [tasks, candidates, width].
 
-def _pad(selection: list[tuple[int, float]], width: int) -> list[tuple[int, float]]:
-    """Pad a selection to ``width`` experts by repeating the first one and dividing its weight among the copies."""
-    copies = 1 + width - len(selection)
-    return [(expert, weight / copies) for expert, weight in selection[:1]] * copies + selection[1:]
+        Each expert's output [candidates · width] is a row of a table, and each task is a bag of its experts.
+        """
+        _, candidates, width = hidden.shape
+        mixed = F.embedding_bag(
+            self.selected,
+            hidden.reshape(len(hidden), -1),
+            self.selection_starts,
+            mode="sum",
+            per_sample_weights=self.selection_weights,
+        )
+        return mixed.view(-1, candidates, width)
 
 
 class _StackedLinear(nn.Module):
@@ -189,36 +208,82 @@ def bucket_size(count: int) -> int:
     return max(MIN_BUCKET_SIZE, 1 << max(count - 1, 0).bit_length())
 
 
-class CudaGraphRunner:
-    """Captures a computation on fixed buffers as a CUDA graph and replays it: one launch instead of about a hundred.
+class Buffers:
+    """Tensors on the host, pinned for a GPU, and their copies on the device, which one transfer overwrites.
 
-    On a device other than a GPU, the computation runs without a graph.
+    Args:
+        empty: tensors that give shapes, types and first values.
+        device: device of the computation.
+
+    Attributes:
+        host: tensors to fill.
+        on_device: tensors to compute with.
+    """
+
+    def __init__(self, empty: Sequence[Tensor], device: torch.device) -> None:
+        sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in empty]
+        self._host = torch.zeros(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._on_device = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+        self.host, self.on_device = (
+            [
+                flat[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                for tensor, start in zip(empty, itertools.accumulate(sizes, initial=0), strict=False)
+            ]
+            for flat in (self._host, self._on_device)
+        )
+        for host, tensor in zip(self.host, empty, strict=True):
+            host.copy_(tensor)
+        self.transfer()
+
+    def transfer(self) -> None:
+        """Copy all tensors to the device, asynchronously for a GPU."""
+        self._on_device.copy_(self._host, non_blocking=True)
+
+
+class CudaGraphRunner:
+    """Captures a computation on fixed buffers, with the copies to and from the device, as a CUDA graph.
+
+    A replay is one launch instead of about forty. On a device other than a GPU, the computation runs without a graph.
 
     Args:
         compute: reads the buffers on the device and returns outputs there, always of the same shape.
-        buffers: pairs of host buffers, preferably in pinned memory, and their copies on the device.
+        buffers: inputs of the computation.
         device: device of the computation.
+        pool: memory pool of graphs that never run at the same time, from ``torch.cuda.graph_pool_handle``.
     """
 
     def __init__(
-        self, compute: Callable[[], Tensor], buffers: Sequence[tuple[Tensor, Tensor]], device: torch.device
+        self,
+        compute: Callable[[], Tensor],
+        buffers: Buffers,
+        device: torch.device,
+        pool: _POOL_HANDLE | None = None,
     ) -> None:
-        self._compute, self._buffers = compute, buffers
+        self._compute, self._buffers, self._device = compute, buffers, device
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
-            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-                for _ in range(WARM_UP_RUNS):
-                    compute()
-            torch.cuda.synchronize(device)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._outputs = compute()
+            with CAPTURES:
+                self._capture(pool)
 
     def run(self) -> Tensor:
-        """Copy the host buffers and compute; the next run overwrites the returned outputs on the device."""
-        for host, on_device in self._buffers:
-            on_device.copy_(host, non_blocking=True)
+        """Compute the outputs of the host buffers; the next run overwrites the returned outputs on the host."""
         if self._graph is None:
+            self._buffers.transfer()
             return self._compute()
         self._graph.replay()
+        torch.cuda.current_stream(self._device).synchronize()
         return self._outputs
+
+    def _capture(self, pool: _POOL_HANDLE | None) -> None:
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))  # which copies the weights
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_RUNS):
+                outputs = self._compute()
+        torch.cuda.synchronize(self._device)
+        self._outputs = torch.empty(outputs.shape, dtype=outputs.dtype, pin_memory=True)
+        self._graph = torch.cuda.CUDAGraph()
+        # Another thread may use the GPU meanwhile, because it scores or loads a version.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._buffers.transfer()
+            self._outputs.copy_(self._compute(), non_blocking=True)

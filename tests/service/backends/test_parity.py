@@ -48,14 +48,17 @@ def encode_requests(ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int])
     return batch, select_backend(ranker, "torch").scores(batch, ranker.schema.task_names)
 
 
-def cuda_backend_on_cpu(ranker: FrozenRanker) -> Backend:
-    """The cuda backend on a CPU, where it computes the same without a captured graph."""
-    return CudaBackend(ranker, torch.device("cpu"))
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Device of the cuda backend. On a CPU it computes the same without a captured graph."""
+
+
+def cuda_backend(ranker: FrozenRanker) -> Backend:
+    return CudaBackend(ranker, DEVICE)
 
 
 OPTIMIZED: dict[str, Callable[[FrozenRanker], Backend]] = {
     "onnxruntime": select_backend,
-    "cuda": cuda_backend_on_cpu,
+    "cuda": cuda_backend,
 }
 
 
