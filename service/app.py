@@ -97,12 +97,16 @@ def create_app(
     if not load_in_background:
         reconciler.load_initial()
     feature_store = StoreLookup.from_settings(settings, metrics)
-    deadlines = settings.default_deadline_ms, settings.max_deadline_ms
     batch_tracer = None if tracer is None else tracer.batches
     engine = Engine(
-        settings.max_batch_rows, metrics, feature_store, *deadlines, batch_tracer, traced=served_log is not None
+        settings.max_batch_rows,
+        metrics,
+        feature_store,
+        settings.max_deadline_ms,
+        batch_tracer,
+        traced=served_log is not None,
     )
-    admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
+    admission, lifecycle = Admission(settings.max_queue_rows), Lifecycle()
     context = ServerContext(settings, admission, lifecycle, metrics)
     shadows = ShadowScorer(engine, metrics)
     watcher = Watcher(reconciler, settings.poll_seconds)

@@ -16,7 +16,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -32,15 +31,14 @@ from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
 from ranking.artifacts.store_address import check_address
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
-from service.backends.base import Precision
-from service.backends.select import BackendName
+from service.backends.base import BackendName
 from service.protocol.messages import SuspectReason
 from service.telemetry.logs import LogFormat
 
 PREFIX = "RANKER_"
 """Prefix of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
-DEFAULT_BUFFERED_BYTES = 256 * 1024 * 1024
-"""Default of the bytes of request bodies that all processes of a service hold together."""
+BUFFERED_BYTES = 256 * 1024 * 1024
+"""Bytes of request bodies that all processes of a service hold together."""
 CLOSE_SECONDS = 10.0
 """Maximum seconds to write what is in memory when the service stops, after ``drain_seconds`` and ``grace_seconds``.
 
@@ -82,138 +80,176 @@ def _default_threads(values: dict[str, Any]) -> int:
 
 
 class Settings(BaseModel):
-    """Settings of the service.
+    """Settings of the service, in the order of docs/settings.md, which is generated from them."""
 
-    Attributes:
-        repository: Folder of published bundles. The service serves the versions that each model's current.json names.
-        poll_seconds: Seconds between polls of the repository.
-        default_model: Model that answers ``POST /v1/rank``. Optional if the repository holds one model.
-        max_candidates: Maximum number of candidates per request. Larger requests are rejected with 413.
-        max_batch_rows: Maximum number of candidates per batch. A larger batch makes every request wait longer and
-            costs hardly less per candidate.
-        max_body_bytes: Maximum size of a request body. Larger bodies are rejected with 413.
-        max_buffered_bytes: Maximum number of bytes of all request bodies that a process holds, complete or still
-            arriving; at least twice ``max_body_bytes``. Bodies above it are rejected with 429. Default: see
-            ``body_budget``.
-        max_string_length: Maximum number of characters of any text in a request (ids, features, names). Longer text is
-            rejected with 422.
-        max_queue_rows: Maximum number of candidates of admitted requests. Requests above this limit are rejected with
-            429. An idle service admits one request of any size.
-        max_queue_requests: Maximum number of admitted requests. Small requests cost more than their candidates.
-        default_deadline_ms: Deadline of requests that set none.
-        max_deadline_ms: Upper bound on every request's deadline, including requests that set none.
-        max_connections: Maximum number of open connections per process. Connections above it are rejected with 503.
-        max_header_bytes: Maximum size of the request line and headers. Larger ones are rejected with 431.
-        header_seconds: Time limit for the headers, from the connection or their first byte. Slower requests are
-            rejected with 408.
-        read_seconds: Time limit for the body, from the headers, and for the client to read the response. Slower bodies
-            are rejected with 408.
-        keep_alive_seconds: Seconds until an idle connection is closed; must exceed the load balancer's idle timeout.
-        drain_seconds: Seconds after SIGTERM in which the service is not ready but still serves requests, so that load
-            balancers notice.
-        grace_seconds: Maximum seconds after that to finish admitted requests.
-        backend: Backend that executes the models. ``auto`` selects a GPU, else ONNX Runtime, else PyTorch.
-        precision: Precision of matrix products on a GPU.
-        copy_tables: Copy the feature tables of bundles into the memory of each process. Otherwise their files are
-            memory-mapped: processes share them and tables may exceed the memory, but truncating a file of a served
-            version ends the processes. Default: copy them if there is one process.
-        workers: Number of processes.
-        worker_timeout_seconds: Seconds after which a worker process that does not respond is killed and replaced; only
-            with several workers.
-        threads: Number of scoring threads per process. Default: the number of cores divided by ``workers``. More
-            threads than cores make everything much slower.
-        keys: File of API keys written by 'ranker keys new'. Without it every client that reaches the port may call
-            every operation.
-        no_keys: Serve without API keys although other machines can reach the service.
-        operations_port: Separate port for metrics and admin operations. Default: 8001 if other machines can reach the
-            service, otherwise the service's port.
-        feedback_dir: Folder for the JSON lines of POST /v1/feedback, or ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``.
-            Without it that request returns 404.
-        feedback_max_bytes: Size at which a feedback file is closed.
-        feedback_max_seconds: Age at which a feedback file is closed.
-        feedback_max_total_bytes: Maximum size of all files in the feedback folder. Beyond it feedback is rejected with
-            503.
-        feedback_max_key_bytes: Maximum size of the files of one API key in the feedback folder. Beyond it the key's
-            feedback is rejected with 429.
-        feedback_reject: Reasons for which suspect feedback is rejected with 422, separated by commas. Suspect feedback
-            for other reasons is only counted. ``none``: no feedback is rejected.
-        feedback_memory_bytes: Memory for the most recent answers, against which feedback is checked; all processes
-            share it. 0: feedback is not compared with answers.
-        served_log: Folder for the served log, or ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``. Without it, nothing is
-            logged of the requests that are answered.
-        served_share: Share of the users whose requests are in the served log, completely or not at all. Requests
-            without a user are sampled by their id.
-        served_log_seconds: Maximum seconds until an answered request is in a finished file of the served log.
-        served_log_max_bytes: Size in memory of a process's requests at which they are written earlier.
-        served_log_max_total_bytes: Maximum size of all files in the served log. Beyond it requests are not logged.
-        served_log_days: Age in days at which files of the served log are deleted.
-        served_log_user_key: Key of the hashes that replace user ids in the served log. Default: the ids themselves.
-        served_log_exclude: Columns of features that the served log leaves out, separated by commas.
-        server_timing: Add a Server-Timing header with the time of each stage to responses.
-        slow_ms: Requests slower than this are logged with the time of each stage.
-        log_format: Format of log lines. Default: text on a terminal, otherwise JSON.
-        store: Address of a Redis that is queried for item and user features before the bundle's tables. It may contain
-            a password and is never shown with it. Default: only the bundle's tables.
-        store_timeout_ms: Maximum time to wait for the store. After that the request continues without it, and its
-            response is degraded.
-        store_prefix: Prefix of the store's keys.
-        store_breaker_failures: Consecutive failed lookups that open the circuit breaker.
-        store_breaker_seconds: Seconds between probes while the circuit breaker is open.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     repository: Path
+    """Folder of published models; the argument of `ranker serve`.
+
+    The service serves the versions that each model's `current.json` names.
+    """
     poll_seconds: PositiveFloat = 5.0
+    """Seconds between polls of the repository.
+
+    Lower it to serve releases sooner; raise it to reduce the load on the filesystem.
+    """
     default_model: str | None = None
-    max_candidates: PositiveInt = 5_000
-    max_batch_rows: PositiveInt = 500
-    max_body_bytes: PositiveInt = 8 * 1024 * 1024
-    max_buffered_bytes: PositiveInt | None = None
-    max_string_length: PositiveInt = 1_024
-    max_queue_rows: PositiveInt = 16_000
-    max_queue_requests: PositiveInt = 1_000
-    default_deadline_ms: PositiveFloat | None = None
-    max_deadline_ms: PositiveFloat | None = None
-    max_connections: PositiveInt = 3_000
-    max_header_bytes: PositiveInt = 32 * 1024
-    header_seconds: PositiveFloat = 5.0
-    read_seconds: PositiveFloat = 10.0
-    keep_alive_seconds: PositiveFloat = 75.0
-    drain_seconds: NonNegativeFloat = 0.0
-    grace_seconds: PositiveFloat = 25.0
-    backend: BackendName = "auto"
-    precision: Precision = "float32"
+    """Model that answers `POST /v1/rank`.
+
+    Default: the default model of the repository, see `ranker release --default`.
+    """
     copy_tables: bool | None = None
+    """Copy the feature tables of bundles into the memory of each process.
+
+    Otherwise their files are memory-mapped: processes share them and tables may exceed the memory, but truncating a
+    file of a served version ends the processes. Default: copy them if there is one process. Set it to false for
+    several services on a machine, on a repository whose files are never changed in place.
+    """
     workers: PositiveInt = 1
-    worker_timeout_seconds: Annotated[float, Field(ge=2, le=3600)] = 10.0
+    """Number of processes; 1 with a GPU.
+
+    Raise it if requests are small and the event loop is the bottleneck. `workers` × `threads` should equal the number
+    of cores.
+    """
     threads: PositiveInt = Field(default_factory=_default_threads)
+    """Scoring threads per process.
+
+    Default: the number of cores divided by `workers`. More threads than cores make everything much slower: set it in a
+    container with a CPU quota, because the default counts cores.
+    """
+    backend: BackendName = "auto"
+    """Backend that executes the models.
+
+    `auto` selects `torch` for per-example gates, else `cuda` with a GPU, else `onnxruntime`.
+    """
+    max_candidates: PositiveInt = 5_000
+    """Maximum number of candidates per request. Larger requests are rejected with 413."""
+    max_batch_rows: PositiveInt = 500
+    """Maximum number of candidates per batch.
+
+    A larger batch makes every request wait longer and costs hardly less per candidate.
+    """
+    max_body_bytes: PositiveInt = 8 * 1024 * 1024
+    """Maximum size of a request body.
+
+    Larger bodies are rejected with 413. Raise it for many features per candidate. A process holds at most 256 MiB
+    divided by `workers`, and at least four such bodies.
+    """
+    max_queue_rows: PositiveInt = 16_000
+    """Maximum number of candidates of admitted requests, and 16 times the maximum number of these requests.
+
+    Requests above either are rejected with 429. An idle service admits one request of any size. The longest wait is
+    this limit divided by the candidates scored per second.
+    """
+    max_deadline_ms: PositiveFloat | None = None
+    """Upper bound on the deadline of every request, and the deadline of requests that set none.
+
+    Set it to the callers' timeout. Default: no bound.
+    """
+    max_connections: PositiveInt = 3_000
+    """Maximum number of open connections per process, each an open file.
+
+    The first 100 above it receive 503 and are closed; any beyond those are closed immediately.
+    """
+    read_seconds: PositiveFloat = 10.0
+    """Time limit for the body, from the headers, and for the client to read the response.
+
+    Slower bodies are rejected with 408, like headers that take more than 5 s or this time.
+    """
+    keep_alive_seconds: PositiveFloat = 75.0
+    """Seconds until an idle connection is closed.
+
+    It must exceed the idle timeout of the load balancer, so that the load balancer closes connections first.
+    """
+    drain_seconds: NonNegativeFloat = 0.0
+    """Seconds after SIGTERM in which the service is not ready but still serves requests, so that load balancers notice
+    (Kubernetes: 5).
+    """
+    grace_seconds: PositiveFloat = 25.0
+    """Maximum seconds after `drain_seconds` to finish admitted requests.
+
+    The platform's kill timeout must be at least `drain_seconds` + `grace_seconds` + 15 s (`docker run --stop-timeout`;
+    the chart, Compose and KServe files set it).
+    """
     keys: Path | None = None
+    """File of API keys written by `ranker keys new`.
+
+    Without it every client that reaches the port may call every operation. Required if other machines can reach the
+    service.
+    """
     no_keys: bool = False
+    """Serve without API keys although other machines can reach the service.
+
+    Set it only if another component controls access.
+    """
     operations_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Separate port for metrics and admin operations.
+
+    Default: 8001 if other machines can reach the service, otherwise the service's port.
+    """
     feedback_dir: Annotated[Path | KafkaAddress, BeforeValidator(_parse_sink)] | None = None
-    feedback_max_bytes: PositiveInt = 64 * 1024 * 1024
+    """Folder for the JSON lines of `POST /v1/feedback`, or `kafka://HOST:PORT[,HOST:PORT]/TOPIC`.
+
+    Default: none; feedback receives 404.
+    """
     feedback_max_seconds: PositiveFloat = 600.0
-    feedback_max_total_bytes: PositiveInt = 10 * 1024**3
-    feedback_max_key_bytes: PositiveInt = 5 * 1024**3
+    """Age at which a feedback file is closed, if it has not reached 64 MiB before."""
     feedback_reject: Annotated[frozenset[SuspectReason], BeforeValidator(_split)] = frozenset({"value", "time"})
-    feedback_memory_bytes: NonNegativeInt = 64 * 1024 * 1024
+    """Reasons for which suspect feedback is rejected with 422, separated by commas, or `none`.
+
+    For other reasons it is only counted.
+    """
     served_log: Annotated[Path | KafkaAddress, BeforeValidator(_parse_sink)] | None = None
+    """Folder for the served log (what was answered, with the feature values used), or
+    `kafka://HOST:PORT[,HOST:PORT]/TOPIC`. Default: none; nothing is logged of the requests that are answered.
+    """
     served_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the users whose requests are in the served log, completely or not at all.
+
+    Requests without a user are sampled by their id. Lower it if the log becomes too large.
+    """
     served_log_seconds: Annotated[float, Field(ge=1)] = 10.0
-    served_log_max_bytes: PositiveInt = 64 * 1024 * 1024
-    served_log_max_total_bytes: PositiveInt = 10 * 1024**3
+    """Maximum seconds until an answered request is in a finished file of the served log.
+
+    A killed process loses at most the answers of this time. Raise it for fewer, larger files.
+    """
     served_log_days: PositiveFloat = 30.0
+    """Age in days at which files of the served log are deleted."""
     served_log_user_key: SecretStr | None = None
+    """Secret key of the hashes that replace user ids in the served log. Default: the ids themselves."""
     served_log_exclude: Annotated[frozenset[str], BeforeValidator(_split)] = frozenset()
-    server_timing: bool = False
+    """Columns of features that the served log leaves out, separated by commas."""
+    max_log_bytes: PositiveInt = 10 * 1024**3
+    """Maximum size of all files in the feedback folder, and of those in the folder of the served log.
+
+    Beyond it feedback is rejected with 503, and requests are not logged. The feedback of one API key may take half of
+    it; beyond that it is rejected with 429. Keep it below the size of the volume.
+    """
     slow_ms: PositiveFloat = 1000.0
+    """Requests slower than this many milliseconds are logged with the time of each stage.
+
+    Set it to the callers' timeout.
+    """
     log_format: LogFormat | None = None
+    """Format of log lines. Default: text on a terminal, otherwise JSON."""
     store: SecretStr | None = None
-    store_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0
+    """Address of a Redis that is queried for item and user features before the bundle's tables:
+    `redis://HOST:PORT/DB`, `unix:///PATH`, or a cluster or Sentinels (docs/serving.md); `rediss…://` for TLS. It may
+    contain a password and is never shown with it. Default: only the bundle's tables.
+    """
+    store_timeout_ms: Annotated[float, Field(gt=0, le=60000)] = 20.0
+    """Maximum milliseconds to wait for the store.
+
+    After that the request continues without it, and its response is degraded. Delays of the event loop of the service
+    do not count.
+    """
     store_prefix: Annotated[str, Field(min_length=1)] = DEFAULT_KEY_PREFIX
-    store_breaker_failures: PositiveInt = 5
-    store_breaker_seconds: Annotated[float, Field(gt=0, le=3600)] = 1.0
+    """Prefix of the store's keys.
+
+    Set it if several services share a Redis but not their values; `ranker items load` and `ranker users load` take it
+    as `--prefix`.
+    """
 
     @field_validator("store")
     @classmethod
@@ -226,11 +262,9 @@ class Settings(BaseModel):
     def body_budget(self) -> int:
         """Maximum number of bytes of request bodies that a process holds.
 
-        By default the processes share ``DEFAULT_BUFFERED_BYTES``, but each has room for several large bodies.
+        The processes share ``BUFFERED_BYTES``, but each has room for several large bodies.
         """
-        if self.max_buffered_bytes is not None:
-            return self.max_buffered_bytes
-        return max(DEFAULT_BUFFERED_BYTES // self.workers, 4 * self.max_body_bytes)
+        return max(BUFFERED_BYTES // self.workers, 4 * self.max_body_bytes)
 
     @property
     def end_seconds(self) -> float:
@@ -241,16 +275,6 @@ class Settings(BaseModel):
     def copies_tables(self) -> bool:
         """Whether feature tables are copied into memory, not memory-mapped."""
         return self.workers == 1 if self.copy_tables is None else self.copy_tables
-
-    @model_validator(mode="after")
-    def _check_body_budget(self) -> Settings:
-        if self.max_buffered_bytes is not None and self.max_buffered_bytes < 2 * self.max_body_bytes:
-            raise ValueError(
-                f"max_buffered_bytes = {self.max_buffered_bytes} is less than twice max_body_bytes = "
-                f"{self.max_body_bytes}, so that a body of that size would always be rejected: set at least "
-                f"{2 * self.max_body_bytes}, or lower max_body_bytes"
-            )
-        return self
 
     @model_validator(mode="after")
     def _check_topics(self) -> Settings:
@@ -264,6 +288,11 @@ class Settings(BaseModel):
         if self.keys is not None and self.no_keys:
             raise ValueError("keys and no_keys are mutually exclusive; set only one")
         return self
+
+
+def describe_setting(name: str) -> str:
+    """Return the description of a setting as one line of plain text."""
+    return " ".join((Settings.model_fields[name].description or "").replace("`", "'").split())
 
 
 def load_settings(
@@ -306,7 +335,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
     for variable in sorted(variables.keys() - names.keys()):
         upper_names = [name.removeprefix(PREFIX) for name in names]
         similar = difflib.get_close_matches(variable.removeprefix(PREFIX), upper_names, n=1, cutoff=0.7)
-        fix = f"did you mean {PREFIX}{similar[0]}?" if similar else "docs/operations.md lists the settings"
+        fix = f"did you mean {PREFIX}{similar[0]}?" if similar else "docs/settings.md lists the settings"
         fix = f"use the option {OPTIONS[variable]}" if variable in OPTIONS else fix
         raise ConfigError(f"the environment: {variable}: unknown setting; {fix}")
     return {names[variable]: value for variable, value in variables.items()}

@@ -136,5 +136,5 @@ def test_occurs_compares_the_fixed_parts_in_order(code: str, expected: bool) -> 
     assert any(occurs("rejected version 4 of 'feed': …", text) for text in literals(ast.parse(code))) is expected
 
 
-def test_operations_page_quotes_messages() -> None:
-    assert len(quoted_messages((ROOT / "docs" / "operations.md").read_text())) >= 8
+def test_incidents_page_quotes_messages() -> None:
+    assert len(quoted_messages((ROOT / "docs" / "incidents.md").read_text())) >= 8

@@ -83,7 +83,7 @@ def measure_http(harness: Harness) -> dict[str, Any]:
     turns: list[dict[str, Any]] = []
     for _ in range(sizes.turns):
         loads: dict[str, Any] = {}
-        with harness.service(server_timing=True) as server:
+        with harness.service() as server:
             for form in FORMS:
                 for candidates in harness.candidates:
                     for clients in sizes.clients:

@@ -24,7 +24,8 @@ from ranking.encoding.request_batch import RequestBatch
 from ranking.errors import RankerError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.lookup.feature_index import FeatureIndex
-from service.backends.select import BackendName, select_backend
+from service.backends.base import BackendName
+from service.backends.select import select_backend
 
 LOOK_UP = "look-up of ids"
 LOOK_UP_LISTS = 200

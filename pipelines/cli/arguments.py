@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pipelines.cli.argument_types import (
     canary,
@@ -29,6 +29,9 @@ from pipelines.cli.loop_arguments import (
     add_loop_folders,
     add_store,
 )
+from service.backends.base import BackendName
+from service.settings import describe_setting
+from service.telemetry.logs import LogFormat
 
 CONFIG = "path of the ranker.toml"
 RUN = "folder written by 'ranker train'"
@@ -296,32 +299,19 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
-    serve.add_argument("--keys", type=Path, metavar="FILE", help="file with the accepted API keys; see 'ranker keys'")
-    serve.add_argument(
-        "--no-keys", action="store_true", default=None, help="accept requests without a key, on any --host"
-    )
-    serve.add_argument(
-        "--operations-port",
-        type=port,
-        metavar="PORT",
-        help="port of metrics and admin operations (default: 8001 if --host is reachable from other machines, else "
-        "--port)",
-    )
-    serve.add_argument("--model", help="model that answers /v1/rank (default: the default model of the repository)")
-    serve.add_argument(
-        "--backend",
-        choices=["auto", "onnxruntime", "cuda", "torch"],
-        help="inference backend (default: cuda with a GPU, else onnxruntime)",
-    )
-    serve.add_argument("--workers", type=positive_int, help="number of processes (default: 1; must be 1 with a GPU)")
-    serve.add_argument(
-        "--threads", type=positive_int, help="scoring threads per process (default: cores divided by workers)"
-    )
-    serve.add_argument(
-        "--log-format",
-        choices=["json", "text"],
-        help="format of the service log (default: text on a terminal, else json)",
-    )
+    options: dict[str, dict[str, Any]] = {
+        "keys": {"type": Path, "metavar": "FILE"},
+        "no_keys": {"action": "store_true", "default": None},
+        "operations_port": {"type": port, "metavar": "PORT"},
+        "default_model": {"metavar": "MODEL"},
+        "backend": {"choices": get_args(BackendName)},
+        "workers": {"type": positive_int},
+        "threads": {"type": positive_int},
+        "log_format": {"choices": get_args(LogFormat)},
+    }
+    for setting, argument in options.items():
+        option = "--model" if setting == "default_model" else f"--{setting.replace('_', '-')}"
+        serve.add_argument(option, dest=setting, help=describe_setting(setting), **argument)
     serve.add_argument(
         "--settings",
         type=Path,

@@ -317,19 +317,9 @@ def score_command(arguments: argparse.Namespace) -> None:
 def serve_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker serve``."""
     from service.main import serve
-    from service.settings import load_settings
+    from service.settings import Settings, load_settings
 
-    options = {
-        "repository": arguments.repository,
-        "default_model": arguments.model,
-        "backend": arguments.backend,
-        "workers": arguments.workers,
-        "threads": arguments.threads,
-        "keys": arguments.keys,
-        "no_keys": arguments.no_keys,
-        "operations_port": arguments.operations_port,
-        "log_format": arguments.log_format,
-    }
+    options = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
     serve(load_settings(options, arguments.settings), arguments.host, arguments.port)
 
 

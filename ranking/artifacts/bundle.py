@@ -180,26 +180,23 @@ def as_bundle_error(folder: Path) -> Iterator[None]:
         raise BundleError(f"{folder} contains inconsistent files: {error}; freeze the run again") from error
 
 
-def check_golden_scores(
-    scores: npt.NDArray[np.float32], expected: pa.Table, message: str, tolerance: float = TOLERANCE, hint: str = ""
-) -> None:
+def check_golden_scores(scores: npt.NDArray[np.float32], expected: pa.Table, message: str, fix: str = "") -> None:
     """Compare scores of the golden rows with the expected scores.
 
     Args:
         scores: computed scores [rows, tasks].
         expected: expected scores, one column per task in the same order.
         message: start of the error message.
-        tolerance: maximum absolute and relative difference.
-        hint: end of the error message.
+        fix: end of the error message.
 
     Raises:
-        BundleError: a score differs by more; names the task.
+        BundleError: a score differs by more than ``TOLERANCE``; names the task.
     """
     for task, column in zip(expected.column_names, scores.T, strict=True):
         golden_scores = expected[task].to_numpy()
-        if not np.allclose(column, golden_scores, rtol=tolerance, atol=tolerance):
+        if not np.allclose(column, golden_scores, rtol=TOLERANCE, atol=TOLERANCE):
             worst = float(np.abs(column - golden_scores).max())
-            raise BundleError(f"{message} (task '{task}', by up to {worst:.2g}){hint}")
+            raise BundleError(f"{message} (task '{task}', by up to {worst:.2g}){fix}")
 
 
 def read_schema(folder: Path) -> Schema:

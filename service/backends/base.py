@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ranking.encoding.request_batch import RequestBatch
 
-Precision = Literal["float32", "bfloat16", "float16"]
+BackendName = Literal["auto", "torch", "onnxruntime", "cuda"]
 
 Scores = npt.NDArray[np.float32]
 """Scores [candidates, tasks]."""
@@ -25,11 +25,9 @@ class Backend(Protocol):
 
     Attributes:
         name: name of the backend, a value of the setting ``backend``.
-        precision: lowest precision of its matrix products.
     """
 
     name: str
-    precision: Precision
 
     def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
         """Return scores [candidates, tasks] float32; experts and towers of other tasks do not run."""

@@ -16,7 +16,7 @@ from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.encoding.torch_batch import TorchBatch, TorchRaggedIds
 from ranking.frozen.ranker import FrozenRanker
-from service.backends.base import LRUCache, Precision, Scores
+from service.backends.base import LRUCache, Scores
 from service.backends.torch_modules import Buffers, CudaGraphRunner, Embedding, FusedMoE, bucket_size
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ class CudaBackend:
     Args:
         ranker: ranker with a static gate.
         device: device of the computation.
-        precision: precision of the matrix products after the embeddings.
 
     Raises:
         BundleError: the gate is per example; its work depends on the rows, so that it cannot be captured.
@@ -90,11 +89,9 @@ class CudaBackend:
 
     name = "cuda"
 
-    def __init__(self, ranker: FrozenRanker, device: torch.device, precision: Precision = "float32") -> None:
+    def __init__(self, ranker: FrozenRanker, device: torch.device) -> None:
         ranker.require_backend(self.name)
         self._ranker, self._splitter, self._device = ranker, SharedItemSplitter(ranker.encoder), device
-        self.precision = precision
-        self._dtype: torch.dtype = getattr(torch, precision)
         self._shared = Embedding(self._splitter.shared, ranker.graph.weights).to(device)
         self._items = Embedding(self._splitter.items, ranker.graph.weights).to(device)
         self._buckets: LRUCache[BucketSize, _Bucket] = LRUCache(CACHED_GRAPHS)
@@ -113,12 +110,11 @@ class CudaBackend:
     def _create_bucket(self, size: BucketSize) -> _Bucket:
         body = self._bodies.get(size.tasks)  # shared by the buckets of the same tasks
         if body is None:
-            self._bodies[size.tasks] = body = self._create_body(size.tasks).to(self._device, self._dtype)
+            self._bodies[size.tasks] = body = self._create_body(size.tasks).to(self._device)
 
         def compute(buffers: BatchBuffers) -> Tensor:
-            shared, items = self._shared(buffers.shared), self._items(buffers.items)
-            outputs: Tensor = body(shared.to(self._dtype), items.to(self._dtype), buffers.request_index)
-            return outputs.float()
+            outputs: Tensor = body(self._shared(buffers.shared), self._items(buffers.items), buffers.request_index)
+            return outputs
 
         return _Bucket(compute, self._empty_buffers(size), self._device, self._pool)
 

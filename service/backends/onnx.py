@@ -16,7 +16,7 @@ from ranking.frozen.embedding_rows import EmbeddingRows
 from ranking.frozen.onnx_export import OUTPUT, onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import PooledFeature, SingleFeature
-from service.backends.base import LRUCache, Precision, Scores
+from service.backends.base import LRUCache, Scores
 
 CACHED_SESSIONS = 32
 """Number of sets of tasks whose session is cached; creating a session costs as much as a few requests."""
@@ -36,7 +36,6 @@ class OnnxBackend:
     """
 
     name = "onnxruntime"
-    precision: Precision = "float32"
 
     def __init__(self, ranker: FrozenRanker, threads: int = 1) -> None:
         splitter = SharedItemSplitter(ranker.encoder)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from glob import glob
-from typing import Literal, get_args
+from typing import get_args
 
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.errors import BundleError
 from ranking.frozen.ranker import FrozenRanker
-from service.backends.base import Backend, Precision, Scores
+from service.backends.base import Backend, BackendName, Scores
 from service.backends.onnx import OnnxBackend
 
-BackendName = Literal["auto", "torch", "onnxruntime", "cuda"]
 BACKENDS: tuple[str, ...] = get_args(BackendName)
 
 GPU_DEVICE_PATTERNS = ("/dev/nvidia*", "/dev/nvhost*", "/dev/dxg")
@@ -27,7 +26,6 @@ class TorchBackend:
     """
 
     name = "torch"
-    precision: Precision = "float32"
 
     def __init__(self, ranker: FrozenRanker) -> None:
         self._ranker, self._splitter = ranker, SharedItemSplitter(ranker.encoder)
@@ -37,9 +35,7 @@ class TorchBackend:
         return self._ranker.finished(self._ranker.outputs(self._splitter.merge(batch), tasks), tasks)
 
 
-def select_backend(
-    ranker: FrozenRanker, backend: BackendName = "auto", threads: int = 1, precision: Precision = "float32"
-) -> Backend:
+def select_backend(ranker: FrozenRanker, backend: BackendName = "auto", threads: int = 1) -> Backend:
     """Create the backend of a ranker.
 
     Args:
@@ -47,7 +43,6 @@ def select_backend(
         backend: requested backend. ``auto`` selects ``torch`` for a per-example gate, else ``cuda`` if there is a GPU,
             else ``onnxruntime``.
         threads: number of CPU threads per call.
-        precision: precision of the matrix products on a GPU.
 
     Raises:
         BundleError: the backend cannot run the gate, or the machine has no GPU or no PyTorch.
@@ -57,7 +52,7 @@ def select_backend(
     ranker.require_backend(backend)
     if backend == "onnxruntime":
         return OnnxBackend(ranker, threads)
-    return _create_torch_backend(ranker, backend, threads, precision)
+    return _create_torch_backend(ranker, backend, threads)
 
 
 def check_backend(backend: BackendName) -> None:
@@ -91,7 +86,7 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _create_torch_backend(ranker: FrozenRanker, backend: BackendName, threads: int, precision: Precision) -> Backend:
+def _create_torch_backend(ranker: FrozenRanker, backend: BackendName, threads: int) -> Backend:
     check_backend(backend)
     import torch
 
@@ -100,4 +95,4 @@ def _create_torch_backend(ranker: FrozenRanker, backend: BackendName, threads: i
     if backend == "torch":
         torch.set_num_threads(threads)
         return TorchBackend(ranker)
-    return CudaBackend(ranker, torch.device("cuda"), precision)
+    return CudaBackend(ranker, torch.device("cuda"))

@@ -56,7 +56,6 @@ class Engine:
         max_batch_rows: maximum number of candidates per batch.
         metrics: receives queue and scoring metrics.
         feature_store: source of features that requests leave out; None: only the bundle's tables.
-        default_deadline_ms: deadline of requests that set none; None: no deadline.
         max_deadline_ms: upper bound on every request's deadline, including requests that set none; None: no bound.
         batch_tracer: records batches for traces; None: no traces.
         traced: whether results hold the feature values that the requests do not contain, for the served log.
@@ -67,7 +66,6 @@ class Engine:
         max_batch_rows: int,
         metrics: Metrics,
         feature_store: FeatureStore | None = None,
-        default_deadline_ms: float | None = None,
         max_deadline_ms: float | None = None,
         batch_tracer: BatchTracer | None = None,
         *,
@@ -77,7 +75,6 @@ class Engine:
         score = self._score_batch if batch_tracer is None else partial(self._trace_batch, batch_tracer)
         self._batcher = Batcher(score, max_batch_rows)
         self._explainer = Explainer()
-        self._default_deadline_ms = math.inf if default_deadline_ms is None else default_deadline_ms
         self._max_deadline_ms = math.inf if max_deadline_ms is None else max_deadline_ms
         self._active_requests = 0
 
@@ -110,7 +107,7 @@ class Engine:
         """
         self._active_requests += 1
         try:
-            deadline_ms = min(request.options.deadline_ms or self._default_deadline_ms, self._max_deadline_ms)
+            deadline_ms = min(request.options.deadline_ms or math.inf, self._max_deadline_ms)
             _check_deadline(deadline_ms, timer)
             prepared = await self._prepare(model, request, deadline_ms, timer)
             try:

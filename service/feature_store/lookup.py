@@ -30,6 +30,10 @@ from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("ranker.service")
 
+BREAKER_FAILURES = 5
+"""Consecutive failed lookups that open the circuit breaker."""
+BREAKER_SECONDS = 1.0
+"""Seconds between probes while the circuit breaker is open."""
 FAULT_LOG_SECONDS = 60.0
 """Minimum seconds between log lines about unusable values."""
 
@@ -92,7 +96,7 @@ class StoreLookup:
         store = open_store(settings)
         if store is None:
             return None
-        breaker = CircuitBreaker(settings.store_breaker_failures, settings.store_breaker_seconds)
+        breaker = CircuitBreaker(BREAKER_FAILURES, BREAKER_SECONDS)
         log.info("looking up items and users in %s, timeout %g ms", store.address, settings.store_timeout_ms)
         return cls(store, settings.store_prefix, breaker, metrics)
 

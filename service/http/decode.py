@@ -26,6 +26,9 @@ from service.settings import Settings
 MIN_COLUMNS_BYTES = 2048
 """Size of a JSON body from which on ``read_columns`` is faster than the general reader."""
 
+MAX_STRING_LENGTH = 1_024
+"""Maximum number of characters of any text in a request: ids, features and names."""
+
 ITEMS, OBJECT_VALUE = b'"items"', re.compile(rb"\s*:\s*\{")
 """The key of a request's items, and what follows it if they are in columns."""
 
@@ -48,7 +51,7 @@ def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: 
         Problem: 400 if the body cannot be parsed, 413 if there are too many candidates, 422 if fields are not valid.
         InvalidRequestError: A field is not valid.
     """
-    item_features, max_length = model.encoder.readable["item"], settings.max_string_length
+    item_features, max_length = model.encoder.readable["item"], MAX_STRING_LENGTH
     if body_format == ARROW:
         id_column = model.ranker.schema.columns.item
         limits = settings.max_candidates, settings.max_body_bytes, max_length
@@ -161,8 +164,8 @@ def parse_json(body: bytes, field: str, settings: Settings) -> Any:
     except orjson.JSONDecodeError:
         document = _parse_with_position(body, field)
     _check_candidate_count(document, settings.max_candidates)
-    if may_contain_long_text(body, settings.max_string_length):
-        _check_text_length(document, settings.max_string_length)
+    if may_contain_long_text(body, MAX_STRING_LENGTH):
+        _check_text_length(document, MAX_STRING_LENGTH)
     return document
 
 

@@ -77,7 +77,7 @@ class Gateway:
                 response_headers.append((REQUEST_ID, request_id))
                 if TRACEPARENT in headers:
                     response_headers.append((TRACEPARENT, headers[TRACEPARENT]))
-                if limits.server_timing and (times := timer.header()):
+                if times := timer.header():
                     response_headers.append((b"server-timing", times.encode()))
             await send(message)
 

@@ -30,6 +30,8 @@ RECORD = struct.Struct("<QQI")
 """Header of a record: hash of the request id, position of the bucket's previous record, size of the items in bytes."""
 BYTES_PER_BUCKET = 512
 """Size of a segment divided by the number of its buckets."""
+MEMORY_BYTES = 64 * 1024 * 1024
+"""Size of the memory of a service, which its processes divide."""
 MIN_SEGMENT_BYTES = 64 * 1024
 """Minimum size of a segment."""
 MAX_ITEMS_SHARE = 1 / 64
@@ -59,10 +61,10 @@ class AnsweredRequests:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self | None:
-        """Create the memory, or return None if the service collects no feedback or does not remember answers."""
-        if settings.feedback_dir is None or not settings.feedback_memory_bytes:
+        """Create the memory, or return None if the service collects no feedback."""
+        if settings.feedback_dir is None:
             return None
-        return cls(settings.feedback_memory_bytes, settings.workers)
+        return cls(MEMORY_BYTES, settings.workers)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a process that is being started; it inherits the memory."""

@@ -32,6 +32,8 @@ CHUNK_WRITES = 50
 """Maximum number of feedback requests whose lines are written together."""
 CHUNK_BYTES = 256 * 1024
 """Maximum size of their bodies; a larger body is written alone."""
+FILE_BYTES = 64 * 1024 * 1024
+"""Size at which a file is closed."""
 WRITE_SECONDS = 10.0
 """Maximum seconds that a request waits to be written; a hung filesystem must not hold its connection."""
 
@@ -114,13 +116,11 @@ class FeedbackLog(LogThread[_Request]):
             return None
         if isinstance(target, KafkaAddress):  # its retention bounds its size
             topic = open_topic(target, FEEDBACK, "send fewer events at a time")
-            return cls(topic, LogQuota("feedback", 1), metrics)
+            return cls(topic, LogQuota(1), metrics)
         folder = LogFolder(target, FEEDBACK, "feedback", recover=size_of_lines)
-        rotation = settings.feedback_max_bytes, settings.feedback_max_seconds
-        limits = settings.feedback_max_total_bytes, settings.feedback_max_key_bytes
-        metrics.feedback_folder_limit_bytes.set(settings.feedback_max_total_bytes)
-        files = RotatingFiles(folder, *rotation, metrics.feedback_failures)
-        return cls(files, LogQuota("feedback", settings.workers, *limits), metrics)
+        metrics.feedback_folder_limit_bytes.set(settings.max_log_bytes)
+        files = RotatingFiles(folder, FILE_BYTES, settings.feedback_max_seconds, metrics.feedback_failures)
+        return cls(files, LogQuota(settings.workers, settings.max_log_bytes), metrics)
 
     def check(self, key: str | None, size: int) -> None:
         """Check whether there is room for a request whose body has not been read yet.

@@ -7,6 +7,9 @@ from collections import Counter
 
 from service.logs.sink import LogUsage
 
+KEY_SHARE = 0.5
+"""Share of a log's maximum size that the files of one API key may take."""
+
 
 class FolderFullError(Exception):
     """The files of a log have reached their quota."""
@@ -23,14 +26,12 @@ class LogQuota:
     is counted exactly; what others write is not known.
 
     Args:
-        name: First word of the settings of the quotas, for messages.
         processes: Number of processes of the service that write to the log.
-        max_total: Maximum size of all files in bytes.
-        max_key: Maximum size of the files of one API key in bytes.
+        max_bytes: Maximum size of all files. The files of an API key may take ``KEY_SHARE`` of it.
     """
 
-    def __init__(self, name: str, processes: int, max_total: float = math.inf, max_key: float = math.inf) -> None:
-        self._name, self._processes, self._max_total, self._max_key = name, processes, max_total, max_key
+    def __init__(self, processes: int, max_bytes: float = math.inf) -> None:
+        self._processes, self._max_total, self._max_key = processes, max_bytes, KEY_SHARE * max_bytes
         self._counts = _Counts(LogUsage())
 
     def replace_usage(self, usage: LogUsage) -> None:
@@ -55,11 +56,11 @@ class LogQuota:
         counts = self._counts
         total = counts.total(1)
         if total + size > self._max_total:
-            limit = f"{self._name}_max_total_bytes is {self._max_total:.0f}"
-            raise FolderFullError(f"its files have {total} bytes, and {limit}")
+            raise FolderFullError(f"its files have {total} bytes, and max_log_bytes is {self._max_total:.0f}")
         of_key = counts.of_key(key, 1)
         if key is not None and of_key + size > self._max_key:
-            raise KeyQuotaError(f"its files have {of_key} bytes, and {self._name}_max_key_bytes is {self._max_key:.0f}")
+            limit = f"the limit is half of max_log_bytes, {self._max_key:.0f}"
+            raise KeyQuotaError(f"its files have {of_key} bytes, and {limit}")
 
     def needs_scan(self, key: str | None, size: int) -> bool:
         """Whether a write may exceed a quota, if the other processes have written as much as this one."""

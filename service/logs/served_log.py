@@ -41,6 +41,8 @@ It bounds the memory of waiting requests, and the time for which the interpreter
 """
 CHUNK_BYTES = 16 * 1024 * 1024
 """Memory of the values that are converted at once; a larger request is converted alone."""
+BUFFER_BYTES = 64 * 1024 * 1024
+"""Size in memory of a process's requests at which they are written before ``served_log_seconds`` have passed."""
 EARLY_SHARE = 0.8
 """Share of ``served_log_seconds`` before whose end a file is begun, so that it is finished within the whole time."""
 
@@ -65,7 +67,7 @@ class ServedLog(LogThread[ServedRequest]):
             min(COLLECT_SECONDS, COLLECT_SHARE * settings.served_log_seconds),
         )
         self._settings, self._metrics = settings, metrics
-        self._max_bytes = min(settings.served_log_max_bytes, sink.max_bytes)
+        self._max_bytes = min(BUFFER_BYTES, sink.max_bytes)
         self._share = settings.served_share
         key = settings.served_log_user_key
         self._hash_user = None if key is None else UserHash(key.get_secret_value())
@@ -89,9 +91,9 @@ class ServedLog(LogThread[ServedRequest]):
             return None
         if isinstance(target, KafkaAddress):  # its retention bounds its size
             topic = open_topic(target, SERVED, "leave out columns with served_log_exclude")
-            return cls(topic, LogQuota("served_log", 1), settings, metrics)
+            return cls(topic, LogQuota(1), settings, metrics)
         folder = LogFolder(target, SERVED, "served log", days=settings.served_log_days)
-        quota = LogQuota("served_log", settings.workers, settings.served_log_max_total_bytes)
+        quota = LogQuota(settings.workers, settings.max_log_bytes)
         return cls(folder, quota, settings, metrics)
 
     def add(self, request: ServedRequest) -> None:

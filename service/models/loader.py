@@ -52,7 +52,7 @@ def load_model(settings: Settings, name: str, version: int) -> LoadedModel:
     if not folder.is_dir():
         raise BundleError(f"{folder} does not exist: publish it, or release another version")
     ranker = bundle.read_bundle(folder, copy_file if settings.copies_tables else map_file)
-    backend = select_backend(ranker, settings.backend, settings.threads, settings.precision)
+    backend = select_backend(ranker, settings.backend, settings.threads)
     golden = verify_golden_scores(backend, ranker, folder)
     encoder = RequestEncoder(ranker)
     warm_up(ranker, encoder, backend, golden, settings.max_batch_rows)
@@ -89,10 +89,6 @@ def warm_up(
         backend.scores(single, subset)
 
 
-HALF_PRECISION_TOLERANCE = 0.02
-"""Largest difference of scores in bfloat16 or float16, absolute and relative; see ``bundle.TOLERANCE`` for float32."""
-
-
 def verify_golden_scores(backend: Backend, ranker: FrozenRanker, folder: Path) -> EncodedBatch:
     """Score the golden rows of a bundle and compare the scores.
 
@@ -100,7 +96,7 @@ def verify_golden_scores(backend: Backend, ranker: FrozenRanker, folder: Path) -
         The golden rows, encoded.
 
     Raises:
-        BundleError: the rows cannot be read, or a score differs by more than the precision allows; names the task.
+        BundleError: the rows cannot be read, or a score differs by more than ``bundle.TOLERANCE``; names the task.
     """
     rows, expected = bundle.read_golden(folder, ranker.schema)
     with bundle.as_bundle_error(folder):
@@ -108,6 +104,5 @@ def verify_golden_scores(backend: Backend, ranker: FrozenRanker, folder: Path) -
     batch = SharedItemSplitter(ranker.encoder).split(inputs, np.arange(rows.num_rows))
     scores = backend.scores(batch, ranker.schema.task_names)
     context = f"{folder}: golden rows score differently on {backend.name}"
-    tolerance = bundle.TOLERANCE if backend.precision == "float32" else HALF_PRECISION_TOLERANCE
-    bundle.check_golden_scores(scores, expected, context, tolerance, "; choose another backend")
+    bundle.check_golden_scores(scores, expected, context, fix="; choose another backend")
     return inputs

@@ -27,6 +27,10 @@ from service.server.pacing import EARLY_SECONDS
 
 SUPPORTED_UVICORN = ">=0.51,<0.55"
 """Supported versions of uvicorn: ``LimitedHttpProtocol`` overrides a private method of its protocol."""
+MAX_HEADER_BYTES = 32 * 1024
+"""Maximum size of the request line and headers; larger ones are rejected with 431."""
+HEADER_SECONDS = 5.0
+"""Time limit for the headers, from the connection or their first byte; at most ``read_seconds``."""
 LINGER_SECONDS = 1.0
 """Seconds between a rejection and the end of its connection.
 
@@ -60,6 +64,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._context: ServerContext = self.app_state[STATE_KEY]
         self._limits = self._context.settings
+        self._header_seconds = min(HEADER_SECONDS, self._limits.read_seconds)
         self._part: Part | None = None  # part of the current request that is incomplete
         self._segment_bytes = 0  # size of the segment being parsed; 0 once a request has ended in it
         self._request_bytes = 0  # bytes received of the current request
@@ -87,7 +92,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif len(self.connections) > limit:
             self._reject_and_close(unavailable(f"the limit of {limit} connections is reached"), "connections")
         else:
-            self._set_read_timer("head", self._limits.header_seconds)
+            self._set_read_timer("head", self._header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the work of the connection and its timers."""
@@ -142,9 +147,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Reject invalid headers, and requests above the limits on admission and bodies; else start the application."""
-        if self._request_bytes > self._limits.max_header_bytes:  # includes data after the headers
+        if self._request_bytes > MAX_HEADER_BYTES:  # includes data after the headers
             size = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
-            if size > self._limits.max_header_bytes:
+            if size > MAX_HEADER_BYTES:
                 self._reject_large_headers()
                 raise RuntimeError("rejected")  # stops the parser
         hosts = body_bytes = 0
@@ -246,17 +251,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reading.suspend()
         if self._lease is not None:
             self._lease.wait_for_more()
-        if part == "head" and self._request_bytes > limits.max_header_bytes:
+        if part == "head" and self._request_bytes > MAX_HEADER_BYTES:
             self._reject_large_headers()
-        elif self._request_bytes > CHUNKED_FACTOR * limits.max_body_bytes + limits.max_header_bytes:
+        elif self._request_bytes > CHUNKED_FACTOR * limits.max_body_bytes + MAX_HEADER_BYTES:
             self.transport.abort()  # the application has responded with 413, or the client sends only chunk overhead
         elif self._awaited != part:
-            self._set_read_timer(part, limits.header_seconds if part == "head" else limits.read_seconds)
+            self._set_read_timer(part, self._header_seconds if part == "head" else limits.read_seconds)
 
     def _on_read_timeout(self) -> None:
         self._awaited = None
         if self._part == "head":
-            reason = f"the headers took more than {self._limits.header_seconds:g} s"
+            reason = f"the headers took more than {self._header_seconds:g} s"
             self._reject_and_close(Problem(408, reason), "slow_headers")
         elif self._part is None or self.cycle.response_complete:
             self.transport.close()  # there is no request, or it is answered
@@ -264,7 +269,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._set_read_timer("body", self._limits.read_seconds)  # the gateway responds with 408
 
     def _reject_large_headers(self) -> None:
-        reason = f"the headers are larger than {self._limits.max_header_bytes} bytes"
+        reason = f"the headers are larger than {MAX_HEADER_BYTES} bytes"
         self._reject_and_close(Problem(431, reason), "large_headers")
 
     def _reject_and_close(self, problem: Problem, reason: str) -> None:

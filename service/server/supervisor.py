@@ -27,6 +27,8 @@ POLL_SECONDS = 0.5
 """Seconds between two health checks: uvicorn's interval."""
 START_SECONDS = 120.0
 """Seconds in which a new process must answer its first health check; until then it imports modules."""
+HANG_SECONDS = 10.0
+"""Seconds without an answer after which a process hangs and is replaced."""
 RESTART_SECONDS = 5.0
 """Seconds between the starts of a process that ended before it served and of the next one."""
 MAX_FAILED_STARTS = 5
@@ -93,8 +95,7 @@ class Worker(Process):
         """
         if self._is_asked and not self.parent_conn.poll():
             self._silent_seconds += POLL_SECONDS
-            timeout = self._settings.worker_timeout_seconds
-            limit = timeout if self._has_answered else max(timeout, START_SECONDS)
+            limit = HANG_SECONDS if self._has_answered else START_SECONDS
             if not self.hung and self._silent_seconds > limit:
                 self.hung = True
                 log.error("process %s has not responded for %.1f s and is killed", self.pid, self._silent_seconds)

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import chart_settings
 import jsonschema_rs
 import pytest
+import settings_documents
 import yaml
 
 from benchmarks.serving.capacity import CORES, QUEUE_ROWS
@@ -84,8 +84,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "settings": {
             "drain_seconds": 7,
             "grace_seconds": 60,
+            "copy_tables": False,
             "max_body_bytes": 20_000_000,
-            "server_timing": True,
             "store_prefix": "1e6",
             "threads": 1,
             "workers": 2,
@@ -612,15 +612,15 @@ def test_invalid_value_is_rejected_by_name(values: dict[str, Any], message: str)
 
 
 def test_settings_schema_matches_the_settings_of_the_service() -> None:
-    block = chart_settings.BLOCK.search(chart_settings.SCHEMA_FILE.read_text())
+    block = settings_documents.BLOCK.search(settings_documents.SCHEMA_FILE.read_text())
     assert block is not None
-    assert block[0] == chart_settings.settings_block(), "run: python .ci/chart_settings.py"
-    names = chart_settings.setting_schemas().keys()
-    assert names == Settings.model_fields.keys() - chart_settings.SET_BY_THE_CHART
+    assert block[0] == settings_documents.settings_block(), "run: python .ci/settings_documents.py"
+    names = settings_documents.setting_schemas().keys()
+    assert names == Settings.model_fields.keys() - settings_documents.SET_BY_THE_CHART
 
 
 def test_unknown_setting_is_rejected_with_the_names_of_all_settings() -> None:
     with pytest.raises(RenderError) as error:
         render_chart({"settings": {"max_candidate": 5}})
     assert "invalid propertyName 'max_candidate'" in str(error.value)
-    assert all(f"'{name}'" in str(error.value) for name in chart_settings.setting_schemas())
+    assert all(f"'{name}'" in str(error.value) for name in settings_documents.setting_schemas())

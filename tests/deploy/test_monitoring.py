@@ -106,7 +106,7 @@ def test_dashboard_panels_use_provisioned_datasource_and_do_not_overlap() -> Non
 
 
 def test_operations_guide_documents_every_alert() -> None:
-    guide = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    guide = (DEPLOY.parent / "docs" / "incidents.md").read_text()
     assert [alert for alert in ALERTS if f"`{alert}`" not in guide] == []
 
 

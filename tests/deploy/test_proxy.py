@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from service.server.protocol import HEADER_SECONDS, MAX_HEADER_BYTES
 from service.settings import Settings
 from tests.deploy.rendering import DEPLOY
 from tests.support.ports import HOST, free_port
@@ -47,10 +48,10 @@ def value_of(directive: str) -> str:
 
 def test_limits_match_the_defaults_of_the_service() -> None:
     assert value_of("client_max_body_size") == f"{DEFAULTS['max_body_bytes'] // 2**20}m"
-    assert value_of("client_header_timeout") == f"{DEFAULTS['header_seconds']:.0f}s"
+    assert value_of("client_header_timeout") == f"{HEADER_SECONDS:.0f}s"
     assert value_of("client_body_timeout") == f"{DEFAULTS['read_seconds']:.0f}s"
     count, size = value_of("large_client_header_buffers").split()
-    assert int(count) * int(size.removesuffix("k")) * 1024 == DEFAULTS["max_header_bytes"]
+    assert int(count) * int(size.removesuffix("k")) * 1024 == MAX_HEADER_BYTES
     upstream, client = re.findall(r"keepalive_timeout (\d+)s;", CONFIG)
     assert int(upstream) < DEFAULTS["keep_alive_seconds"] <= int(client)
     assert int(value_of("proxy_read_timeout").removesuffix("s")) > DEFAULTS["grace_seconds"]

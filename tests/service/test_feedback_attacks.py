@@ -38,9 +38,8 @@ def test_flood_of_one_key_ends_at_its_quota_while_ranking_and_other_keys_go_on(
     file, folder = tmp_path / "keys.json", tmp_path / "feedback"
     flooding = {"X-API-Key": create_key(file, "flood", ("feedback",))}
     other = {"X-API-Key": create_key(file, "other", ("rank", "feedback"))}
-    settings = {"workers": 2, "threads": 1, "feedback_dir": folder, "feedback_max_key_bytes": QUOTA}
-    limits = {"feedback_max_bytes": 1_000_000, "feedback_memory_bytes": 1_000_000, "backend": "onnxruntime"}
-    with running_service(repository, ["--keys", str(file)], **settings, **limits) as service:
+    settings = {"workers": 2, "threads": 1, "feedback_dir": folder, "max_log_bytes": 2 * QUOTA}
+    with running_service(repository, ["--keys", str(file)], backend="onnxruntime", **settings) as service:
         ranking = BackgroundLoad(service.port, RANK_BODY, count=2, headers=other)
         flood = BackgroundLoad(service.port, FLOOD_BODY, "/v1/feedback", count=16, headers=flooding)
         with ranking.running():

@@ -122,7 +122,7 @@ def test_feedback_on_a_full_disk_is_rejected_until_there_is_room(
     tmp_path: Path,
 ) -> None:
     """Protects accepted feedback against a full disk; sends feedback until it is full."""
-    settings: dict[str, Any] = {"feedback_dir": full_disk, "feedback_max_bytes": 200_000, "feedback_max_seconds": 1}
+    settings: dict[str, Any] = {"feedback_dir": full_disk, "feedback_max_seconds": 1}
     with running_service(repository_with_tables, threads=1, **settings) as service:
         client, start = Client(service), time.monotonic()
         wait_until(lambda: client.send_feedback() == 503, interval=0)

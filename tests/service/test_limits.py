@@ -85,14 +85,12 @@ def test_rank_with_many_invalid_fields_names_the_first_100(default_client: TestC
     ("limits", "deadline", "status"),
     [
         ({}, {"deadline_ms": 0.001}, 504),
-        ({"default_deadline_ms": 1e-6}, {}, 504),
-        ({"default_deadline_ms": 1e-6}, {"deadline_ms": 60_000}, 200),
         ({"max_deadline_ms": 1e-6}, {}, 504),
         ({"max_deadline_ms": 1e-6}, {"deadline_ms": 60_000}, 504),
     ],
-    ids=["request", "default", "request before default", "maximum without deadline", "maximum before request"],
+    ids=["request", "maximum without deadline", "maximum before request"],
 )
-def test_rank_deadline_of_request_default_and_maximum(
+def test_rank_deadline_of_request_and_maximum(
     repository: Path, limits: dict[str, float], deadline: dict[str, float], status: int
 ) -> None:
     with TestClient(create_app(Settings(repository=repository, **limits))) as client:

@@ -123,8 +123,8 @@ OVERHEAD = 1.5
 """Upper bound of the memory that the process takes per byte of the budget of bodies."""
 OTHER_MEMORY = 96 * MIB
 """Memory for the connections, for a body that is being joined, and for the other requests."""
-ROOM, MAX_ROWS = 60, 10_000
-"""Maximum numbers of admitted requests and of their candidates."""
+MAX_ROWS = 3_000
+"""Maximum number of candidates of admitted requests; so many small requests are fewer than the clients of an attack."""
 ROUNDS, LARGE, SMALL = 3, 1, 20
 """Rounds of an attack, and answers to large and small requests of other clients, for which a test waits."""
 BODIES = 60
@@ -144,8 +144,8 @@ FEEDBACK_BODIES = partial(arriving_bodies, connections=BODIES, path=FEEDBACK_PAT
 
 @pytest.fixture(scope="module")
 def service(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    limits = {"max_queue_requests": ROOM, "max_queue_rows": MAX_ROWS}
-    with running_service(repository, threads=1, feedback_dir=tmp_path_factory.mktemp("feedback"), **limits) as service:
+    feedback = tmp_path_factory.mktemp("feedback")
+    with running_service(repository, threads=1, feedback_dir=feedback, max_queue_rows=MAX_ROWS) as service:
         yield service
 
 

@@ -91,7 +91,7 @@ def test_threads_setting_overrides_the_default() -> None:
         ("RANKER_WROKERS", r"RANKER_WROKERS: unknown setting; did you mean RANKER_WORKERS\?"),
         ("RANKER_MAX_CANDIDATE", r"did you mean RANKER_MAX_CANDIDATES\?"),
         ("RANKER_max_candidates", "RANKER_max_candidates: unknown setting"),
-        ("RANKER_COLOR", "RANKER_COLOR: unknown setting; docs/operations.md lists the settings"),
+        ("RANKER_COLOR", "RANKER_COLOR: unknown setting; docs/settings.md lists the settings"),
         ("RANKER_", "RANKER_: unknown setting"),
         ("RANKER_PORT", "RANKER_PORT: unknown setting; use the option --port"),
         ("RANKER_HOST", "RANKER_HOST: unknown setting; use the option --host"),
@@ -141,16 +141,10 @@ def test_every_variable_of_the_repository_is_known() -> None:
         ({"workers": 4}, 64 * MIB),
         ({"workers": 64}, 32 * MIB),
         ({"max_body_bytes": 100 * MIB}, 400 * MIB),
-        ({"max_buffered_bytes": 16 * MIB, "workers": 4}, 16 * MIB),
     ],
 )
-def test_settings_body_budget_is_shared_by_workers_unless_set(options: dict[str, int], budget: int) -> None:
+def test_settings_body_budget_is_shared_by_workers(options: dict[str, int], budget: int) -> None:
     assert load_settings(REPOSITORY | options, environ={}).body_budget == budget
-
-
-def test_load_settings_body_budget_below_two_bodies_names_the_fix() -> None:
-    with pytest.raises(ConfigError, match=r"max_buffered_bytes = 16000000 .* set at least 16777216, or lower"):
-        load_settings(REPOSITORY, environ={"RANKER_MAX_BUFFERED_BYTES": "16000000"})
 
 
 @pytest.mark.parametrize(

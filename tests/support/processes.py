@@ -28,6 +28,11 @@ MAX_REPORTED_CHARACTERS = 30_000
 """Characters of a service's output, counted from its end, that the report of a failed test contains."""
 
 
+def cli_after(statements: str) -> tuple[str, str]:
+    """Return the arguments of Python that execute statements, such as changes of constants, before the command line."""
+    return "-c", f"import sys\n{statements}\nfrom pipelines.cli.main import main\nsys.exit(main())"
+
+
 class ServiceProcess:
     """``ranker serve`` on a port that the system chooses, with its worker processes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.engine.errors import InvalidRequestError
-from service.http.decode import decode_message
+from service.http.decode import MAX_STRING_LENGTH, decode_message
 from service.http.open_inference.tensors import Elements, field_of, read_binary, read_json
 from service.protocol.open_inference import HEADER_LENGTH, InferRequest
 from service.protocol.problems import malformed, too_many_candidates
@@ -47,7 +47,7 @@ def read_body(body: bytes, header_length: str | None, settings: Settings) -> tup
         if size > len(data):
             reason = f"binary_data_size is {size}, but {len(data)} bytes are left after the tensors before it"
             raise InvalidRequestError(field_of(tensor), reason)
-        elements[tensor.name] = read_binary(tensor, data[:size], settings.max_string_length)
+        elements[tensor.name] = read_binary(tensor, data[:size], MAX_STRING_LENGTH)
         data = data[size:]
     if data:
         raise malformed("body", f"has {len(data)} bytes after the last tensor: {HEADER_LENGTH} or a size is wrong")

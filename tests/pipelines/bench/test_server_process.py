@@ -122,7 +122,7 @@ def test_service_process_reports_its_stages(ranker: FrozenRanker, reference: Pat
     repository = tmp_path / "repository"
     publish(reference, repository)
     cores = sorted(os.sched_getaffinity(0))[:1]
-    with service_process(Settings(repository=repository, server_timing=True, threads=1), cores) as server:
+    with service_process(Settings(repository=repository, threads=1), cores) as server:
         bodies = Requests(ranker, reference).bodies("ids", 10)
         spec = LoadSpec(server.port, bodies, seconds=0.05, warmup_seconds=0.0, clients=1)
         command = [sys.executable, "-m", "pipelines.bench.load"]

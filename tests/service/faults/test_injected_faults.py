@@ -228,7 +228,6 @@ def test_service_gives_no_wrong_response_during_faults(
             path,
             store=f"redis://127.0.0.1:{proxy.port}",
             store_timeout_ms=100,
-            store_breaker_seconds=0.1,
             poll_seconds=POLL_SECONDS,
             workers=2,
             copy_tables=True,  # a truncated file ends the processes that map it

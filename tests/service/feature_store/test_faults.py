@@ -50,7 +50,6 @@ def test_service_survives_a_store_that_stops_slows_down_and_recovers(
             repository_with_tables,
             store=f"redis://127.0.0.1:{proxy.port}",
             store_timeout_ms=200,
-            store_breaker_seconds=BREAKER_SECONDS,
             threads=1,
         ) as service,
     ):

@@ -195,7 +195,7 @@ def test_invalid_request_with_a_store_is_rejected_with_the_field(
 def test_server_timing_header_contains_the_store_stage(
     loaded_redis: RedisServer, repository_without_tables: Path
 ) -> None:
-    with serve(repository_without_tables, store=loaded_redis.url, server_timing=True) as client:
+    with serve(repository_without_tables, store=loaded_redis.url) as client:
         times = client.post("/v1/rank", json={"items": [{"id": 1}]}).headers["Server-Timing"]
     stages = [part.split(";")[0] for part in times.split(", ")]
     assert stages == ["parse", "store", "queue", "look-up", "forward", "write"]

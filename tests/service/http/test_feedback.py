@@ -297,7 +297,7 @@ def test_feedback_of_a_key_beyond_its_quota_is_429_and_of_another_key_is_accepte
     repository: Path, folder: Path, key_file: Path
 ) -> None:
     keys = {name: {"X-API-Key": create_key(key_file, name, ("feedback",))} for name in ("shop", "app")}
-    settings = Settings(repository=repository, keys=key_file, feedback_dir=folder, feedback_max_key_bytes=1_000)
+    settings = Settings(repository=repository, keys=key_file, feedback_dir=folder, max_log_bytes=2_000)
     with TestClient(create_app(settings)) as client:
         statuses = [client.post("/v1/feedback", json=BODY, headers=keys["shop"]).status_code for _ in range(20)]
         assert 3 < statuses.index(429) < 12
@@ -312,11 +312,11 @@ def test_feedback_of_a_key_beyond_its_quota_is_429_and_of_another_key_is_accepte
 
 
 def test_feedback_rejected_by_a_quota_is_not_read(repository: Path, folder: Path) -> None:
-    settings = Settings(repository=repository, feedback_dir=folder, feedback_max_total_bytes=10)
+    settings = Settings(repository=repository, feedback_dir=folder, max_log_bytes=10)
     with TestClient(create_app(settings)) as client:
         response = client.post("/v1/feedback", content=b"{" * 20, headers={"Content-Type": "application/json"})
     assert response.status_code == 503
-    assert "feedback_max_total_bytes is 10" in response.json()["detail"]
+    assert "max_log_bytes is 10" in response.json()["detail"]
 
 
 def test_feedback_after_the_folder_was_removed_is_written_to_a_new_one(

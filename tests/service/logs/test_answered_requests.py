@@ -78,10 +78,8 @@ def test_process_without_a_segment_remembers_nothing() -> None:
     assert answers.find("r-1") == []
 
 
-def test_settings_without_feedback_or_memory_create_none(tmp_path: Any) -> None:
+def test_settings_without_feedback_create_none(tmp_path: Any) -> None:
     assert AnsweredRequests.from_settings(Settings(repository=tmp_path)) is None
-    settings = Settings(repository=tmp_path, feedback_dir=tmp_path, feedback_memory_bytes=0)
-    assert AnsweredRequests.from_settings(settings) is None
 
 
 def add_answers(answers: AnsweredRequests, name: str, barrier: Any) -> None:

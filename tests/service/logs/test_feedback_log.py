@@ -305,7 +305,7 @@ def test_group_of_several_keys_that_exceeds_the_quota_together_is_measured_befor
         slow_disk.released.set()
         await asyncio.gather(first, *later)
 
-    with started_writer(tmp_path, feedback_max_total_bytes=1_000) as writer:
+    with started_writer(tmp_path, max_log_bytes=1_000) as writer:
         asyncio.run(scenario(writer))
     assert len(contents(tmp_path)) == 510
 
@@ -331,13 +331,13 @@ def fill(writer: FeedbackLog, error: type[Exception], key: str | None) -> int:
     raise AssertionError("no error")
 
 
-@pytest.mark.parametrize(("key", "error", "lines"), [(None, FolderFullError, 20), ("shop", KeyQuotaError, 5)])
+@pytest.mark.parametrize(("key", "error", "lines"), [(None, FolderFullError, 20), ("shop", KeyQuotaError, 10)])
 def test_write_beyond_a_quota_is_rejected_until_the_files_are_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None, error: type[Exception], lines: int
 ) -> None:
     scan_often(monkeypatch)
-    quotas = {"feedback_max_total_bytes": 2_000, "feedback_max_key_bytes": 500}
-    with started_writer(tmp_path, feedback_max_bytes=200, **quotas) as writer:
+    monkeypatch.setattr(feedback_log, "FILE_BYTES", 200)
+    with started_writer(tmp_path, max_log_bytes=2_000) as writer:
         assert fill(writer, error, key) == lines
         assert len(contents(tmp_path)) == lines * 100
         with pytest.raises(error):
@@ -350,13 +350,13 @@ def test_write_beyond_a_quota_is_rejected_until_the_files_are_collected(
 
 def test_quota_includes_the_files_of_earlier_and_other_processes(tmp_path: Path) -> None:
     (tmp_path / "feedback-20260110T090000Z-0123456789ab-shop.jsonl").write_bytes(b"x" * 450)
-    with started_writer(tmp_path, feedback_max_total_bytes=2_000, feedback_max_key_bytes=500) as writer:
+    with started_writer(tmp_path, max_log_bytes=1_000) as writer:
         assert fill(writer, KeyQuotaError, "shop") == 0
-        assert fill(writer, KeyQuotaError, "app") == 5
+        assert fill(writer, FolderFullError, "app") == 5
 
 
 def test_several_writers_keep_the_quota_of_the_folder_approximately(tmp_path: Path) -> None:
-    quotas = {"feedback_max_total_bytes": 200_000, "feedback_max_key_bytes": 200_000, "workers": 2}
+    quotas = {"max_log_bytes": 200_000, "workers": 2}
     line = b"x" * 999 + b"\n"
 
     async def flood(writer: FeedbackLog) -> None:
@@ -391,7 +391,7 @@ def test_scan_sets_the_metrics_of_the_folder(tmp_path: Path, monkeypatch: pytest
 
     assert value("unfinished_since_timestamp_seconds") == float("inf")
     assert value("folder_limit_bytes") == 0
-    with started_writer(tmp_path, metrics, feedback_max_total_bytes=5_000) as writer:
+    with started_writer(tmp_path, metrics, max_log_bytes=5_000) as writer:
         asyncio.run(write(writer, b"x" * 100))
         wait_until(lambda: value("folder_bytes") == 100, "the folder is measured")
         assert 0 < value("unfinished_since_timestamp_seconds") < float("inf")
@@ -416,7 +416,7 @@ def test_collected_files_free_their_quota_a_minute_after_a_scan_that_took_long(
     monkeypatch.setattr(LogFolder, "scan", slow_scan)
     file = tmp_path / "feedback-20260110T090000Z-0123456789ab.jsonl"
     file.write_bytes(b"x" * 100)
-    with started_writer(tmp_path, feedback_max_total_bytes=100) as writer:
+    with started_writer(tmp_path, max_log_bytes=100) as writer:
         file.unlink()
         now[0] += 60.0
         assert not _passes(lambda: writer.check(None, 1))

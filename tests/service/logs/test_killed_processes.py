@@ -93,8 +93,8 @@ def test_killed_processes_lose_the_last_answers_at_most(
     seed = int(os.environ.get("KILL_SEED", time.time_ns() % 1_000_000))
     print(f"KILL_SEED={seed} draws the same kills")
     log, feedback = tmp_path / "log", tmp_path / "feedback"
-    settings = {"threads": 1, "served_log": log, "served_log_seconds": 1, "served_log_max_bytes": 200_000}
-    settings |= {"feedback_dir": feedback, "feedback_max_bytes": 50_000, "feedback_max_seconds": 1}
+    settings = {"threads": 1, "served_log": log, "served_log_seconds": 1}
+    settings |= {"feedback_dir": feedback, "feedback_max_seconds": 1}
     files, connections = FinishedFiles(log, feedback), []
 
     def run(number: int) -> None:

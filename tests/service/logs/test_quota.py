@@ -11,20 +11,20 @@ from service.logs.sink import LogUsage
 
 
 def test_check_counts_the_scanned_files_and_what_was_written_since() -> None:
-    quota = LogQuota("feedback", 1, 100, 50)
+    quota = LogQuota(1, 100)
     quota.replace_usage(LogUsage(60, {"shop": 30}, math.inf))
     quota.check("shop", 20)
     quota.add("shop", 15)
-    with pytest.raises(KeyQuotaError, match="its files have 45 bytes, and feedback_max_key_bytes is 50"):
+    with pytest.raises(KeyQuotaError, match="its files have 45 bytes, and the limit is half of max_log_bytes, 50"):
         quota.check("shop", 6)
     quota.check("shop", 5)
     quota.check("app", 25)
-    with pytest.raises(FolderFullError, match="its files have 75 bytes, and feedback_max_total_bytes is 100"):
+    with pytest.raises(FolderFullError, match="its files have 75 bytes, and max_log_bytes is 100"):
         quota.check("app", 26)
 
 
 def test_check_without_keys_applies_the_quota_of_the_folder_only() -> None:
-    quota = LogQuota("feedback", 1, 100, 10)
+    quota = LogQuota(1, 100)
     quota.add(None, 60)
     quota.check(None, 40)
     with pytest.raises(FolderFullError):
@@ -32,7 +32,7 @@ def test_check_without_keys_applies_the_quota_of_the_folder_only() -> None:
 
 
 def test_collected_files_free_their_quota_at_the_next_scan() -> None:
-    quota = LogQuota("feedback", 1, 100, 50)
+    quota = LogQuota(1, 100)
     quota.add("shop", 50)
     with pytest.raises(KeyQuotaError):
         quota.check("shop", 1)
@@ -44,13 +44,13 @@ def test_collected_files_free_their_quota_at_the_next_scan() -> None:
     ("processes", "size", "expected"), [(1, 40, False), (1, 41, True), (4, 10, False), (4, 11, True)]
 )
 def test_needs_scan_assumes_that_other_processes_write_as_much(processes: int, size: int, expected: bool) -> None:
-    quota = LogQuota("feedback", processes, 100, 1_000)
+    quota = LogQuota(processes, 100)
     quota.replace_usage(LogUsage(60, {}, math.inf))
-    assert quota.needs_scan("shop", size) == expected
+    assert quota.needs_scan(None, size) == expected
 
 
 def test_needs_scan_before_the_quota_of_a_key_is_exceeded() -> None:
-    quota = LogQuota("feedback", 2, 1_000, 50)
+    quota = LogQuota(2, 100)
     quota.add("shop", 20)
     assert not quota.needs_scan("shop", 5)
     assert quota.needs_scan("shop", 6)

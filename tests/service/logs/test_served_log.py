@@ -94,8 +94,9 @@ def test_file_is_finished_within_the_interval_and_the_end_flushes_the_rest(
     assert [path.suffix for path in folder.iterdir()] == [".parquet"] * 2
 
 
-def test_reached_size_finishes_a_file_early(repository: Path, tmp_path: Path) -> None:
-    with client_of(repository, tmp_path, served_log_seconds=3600, served_log_max_bytes=2_000) as client:
+def test_reached_size_finishes_a_file_early(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_log, "BUFFER_BYTES", 2_000)
+    with client_of(repository, tmp_path, served_log_seconds=3600) as client:
         for number in range(20):
             rank(client, BODY, request_id=f"r{number}")
         wait_until(lambda: list(tmp_path.glob("*.parquet")))
@@ -179,7 +180,7 @@ def test_full_folder_drops_and_counts_until_files_are_collected(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scan_often(monkeypatch)
-    with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_total_bytes=100_000) as client:
+    with client_of(repository, tmp_path, served_log_seconds=1, max_log_bytes=100_000) as client:
         (tmp_path / "served-20990101T000000Z-0123456789ab.parquet").write_bytes(b"x" * 99_999)
         rank(client, BODY, request_id="too large")
         wait_until(lambda: dropped(client, "folder_full") == 1)
@@ -201,7 +202,7 @@ def test_full_folder_drops_and_counts_until_files_are_collected(
         wait_until(is_logged)
     assert "too large" not in logged_ids(tmp_path)
     assert len(drop_lines(caplog)) == 1, "one line per minute"
-    assert "served_log_max_total_bytes is 100000" in drop_lines(caplog)[0]
+    assert "max_log_bytes is 100000" in drop_lines(caplog)[0]
 
 
 def test_collected_files_make_room_a_minute_after_a_scan_that_took_long(
@@ -217,7 +218,7 @@ def test_collected_files_make_room_a_minute_after_a_scan_that_took_long(
     monkeypatch.setattr(LogFolder, "scan", slow_scan)
     file = tmp_path / "served-20990101T000000Z-0123456789ab.parquet"
     file.write_bytes(b"x" * 30_000)
-    with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_total_bytes=30_000) as client:
+    with client_of(repository, tmp_path, served_log_seconds=1, max_log_bytes=30_000) as client:
         rank(client, BODY, request_id="dropped")
         wait_until(lambda: dropped(client, "folder_full") == 1)
         file.unlink()
@@ -389,8 +390,11 @@ def test_values_of_strange_requests_do_not_stop_the_log(repository: Path, tmp_pa
     assert sorted(logged_ids(tmp_path)) == sorted(["r-ü\u0000", "mixed", "number", "float"])
 
 
-def test_log_of_many_concurrent_requests_is_complete(repository: Path, tmp_path: Path) -> None:
-    with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_bytes=50_000) as client:
+def test_log_of_many_concurrent_requests_is_complete(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_log, "BUFFER_BYTES", 50_000)
+    with client_of(repository, tmp_path, served_log_seconds=1) as client:
 
         def send(worker: int) -> None:
             random = np.random.default_rng(worker)

@@ -13,7 +13,7 @@ import pytest
 import ranking
 from ranking.encoding.request_batch import RequestBatch
 from ranking.errors import BundleError
-from service.backends.base import Backend, Precision, Scores
+from service.backends.base import Backend, Scores
 from service.backends.select import select_backend
 from service.models.loader import verify_golden_scores
 
@@ -23,8 +23,8 @@ class OffsetBackend:
 
     name = "offset"
 
-    def __init__(self, backend: Backend, offset: float, precision: Precision) -> None:
-        self._backend, self._offset, self.precision = backend, offset, precision
+    def __init__(self, backend: Backend, offset: float) -> None:
+        self._backend, self._offset = backend, offset
 
     def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
         scores = self._backend.scores(batch, tasks)
@@ -43,14 +43,7 @@ def test_verify_golden_scores_different_score_raises_with_task(bundle: Path) -> 
     task = ranker.schema.task_names[0]
     message = f"golden rows score differently on offset \\(task '{task}', by up to 0.01"
     with pytest.raises(BundleError, match=message):
-        verify_golden_scores(OffsetBackend(select_backend(ranker), 0.01, "float32"), ranker, bundle)
-
-
-def test_verify_golden_scores_half_precision_has_larger_tolerance(bundle: Path) -> None:
-    ranker = ranking.load(bundle)
-    verify_golden_scores(OffsetBackend(select_backend(ranker), 0.01, "bfloat16"), ranker, bundle)
-    with pytest.raises(BundleError, match="golden rows score differently"):
-        verify_golden_scores(OffsetBackend(select_backend(ranker), 0.5, "bfloat16"), ranker, bundle)
+        verify_golden_scores(OffsetBackend(select_backend(ranker), 0.01), ranker, bundle)
 
 
 def test_verify_golden_scores_unreadable_rows_raise(bundle: Path, tmp_path: Path) -> None:

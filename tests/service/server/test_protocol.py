@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.http_client import read_until_closed
-from tests.support.processes import ServiceProcess, running_service
+from tests.support.processes import ServiceProcess, cli_after, running_service
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
@@ -25,14 +25,15 @@ LAST = RANK.replace(b"Host: x", b"Host: x\r\nConnection: close")
 @pytest.fixture(scope="module")
 def service(repository: Path) -> Iterator[ServiceProcess]:
     """A service whose timeouts no test reaches."""
-    patient = {"header_seconds": 600, "read_seconds": 600, "keep_alive_seconds": 600, "max_connections": 50}
-    with running_service(repository, **patient) as service:
+    patient = {"read_seconds": 600, "keep_alive_seconds": 600, "max_connections": 50}
+    python = cli_after("from service.server import protocol; protocol.HEADER_SECONDS = 600")
+    with running_service(repository, python=python, **patient) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def impatient_service(repository: Path) -> Iterator[ServiceProcess]:
-    with running_service(repository, header_seconds=1, read_seconds=1, keep_alive_seconds=1) as service:
+    with running_service(repository, read_seconds=1, keep_alive_seconds=1) as service:
         yield service
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from pipelines.bench.attacks import RETRIES
 from service.engine import engine
+from service.engine.admission import ROWS_PER_REQUEST
 from service.protocol.problems import RETRY_AFTER_SECONDS
 from service.server import protocol
 from service.server.pacing import EARLY_SECONDS
@@ -41,9 +42,9 @@ CLIENT_KINDS: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def full_server(repository: Path, scorer: BlockedScorer, max_queue_requests: int = 1) -> Iterator[int]:
-    """A server whose queue holds one request until ``scorer.release`` is set; yield its port."""
-    with server_thread(repository, max_queue_requests=max_queue_requests) as port:
+def full_server(repository: Path, scorer: BlockedScorer, requests: int = 1) -> Iterator[int]:
+    """A server that admits so many requests until ``scorer.release`` is set; yield its port."""
+    with server_thread(repository, max_queue_rows=requests * ROWS_PER_REQUEST) as port:
         url = f"http://{HOST}:{port}/v1/rank"
         first = threading.Thread(target=lambda: post_json(url, json.loads(BODY)))
         first.start()
@@ -139,7 +140,7 @@ def test_admitted_request_ends_the_count_of_early_retries(repository: Path, scor
 @pytest.mark.usefixtures("always_early")
 def test_queue_keeps_room_for_connections_that_wait_between_requests(repository: Path, scorer: BlockedScorer) -> None:
     blocked = []
-    with full_server(repository, scorer, max_queue_requests=8) as port, ExitStack() as stack:
+    with full_server(repository, scorer, requests=8) as port, ExitStack() as stack:
 
         def connect() -> http.client.HTTPConnection:
             connection = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_SECONDS)
@@ -174,7 +175,7 @@ def test_clients_that_wait_are_answered_beside_many_that_retry_at_once(
     repository: Path, requests: int, max_retries: int, share: float
 ) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    settings = {"max_queue_requests": ROOM, "threads": 1, "backend": "onnxruntime"}
+    settings = {"max_queue_rows": ROOM * ROWS_PER_REQUEST, "threads": 1, "backend": "onnxruntime"}
     with running_service(repository, cores={cores[0]}, **settings) as service:
         command = [sys.executable, "-m", "pipelines.bench.attacks", RETRIES, str(service.port), str(RETRYING)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as attack:

@@ -21,15 +21,12 @@ from uvicorn.supervisors import multiprocess
 from pipelines.bench.server_process import STARTED
 from service.server import supervisor as supervisors
 from service.server.graceful import GracefulServer
-from service.server.supervisor import MAX_FAILED_STARTS, POLL_SECONDS, START_SECONDS, Supervisor, Worker
+from service.server.supervisor import HANG_SECONDS, MAX_FAILED_STARTS, POLL_SECONDS, START_SECONDS, Supervisor, Worker
 from service.settings import Settings
 from tests.support.background_load import BackgroundLoad
 from tests.support.http_client import NO_RESPONSE, post_json, read_until_closed, send_request
-from tests.support.processes import ServiceProcess, running_service, started_service
+from tests.support.processes import ServiceProcess, cli_after, running_service, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
-
-TIMEOUT = 30.0
-"""``worker_timeout_seconds`` of the simulated workers."""
 
 
 class SimulatedProcess:
@@ -69,7 +66,7 @@ class Simulation:
         monkeypatch.setattr(multiprocess.signal, "signal", lambda *_: None)
         monkeypatch.setattr(values, "ValueClass", values.MutexValue)
         monkeypatch.setattr(supervisors, "RESTART_SECONDS", -1.0)
-        settings = Settings(repository=folder, workers=2, worker_timeout_seconds=TIMEOUT)
+        settings = Settings(repository=folder, workers=2)
         self.supervisor = Supervisor(uvicorn.Config("unused", workers=2), [], settings, folder)
         self.supervisor.init_processes()
 
@@ -105,14 +102,14 @@ def test_worker_is_hung_after_the_timeout_and_before_its_first_answer_after_the_
     first, second = simulation.first, simulation.second
     simulation.poll(2 * POLL_SECONDS, first)
     assert (first.serves, second.serves) == (True, False)
-    simulation.poll(TIMEOUT)
+    simulation.poll(HANG_SECONDS)
     assert not first.hung
     simulation.poll(2 * POLL_SECONDS)
     assert first.exitcode == -signal.SIGKILL
     simulation.poll(POLL_SECONDS)
     assert simulation.first.process.is_alive()
     assert (simulation.restarts("hung"), simulation.restarts("died")) == (1, 0)
-    simulation.poll(START_SECONDS - TIMEOUT - 4 * POLL_SECONDS)
+    simulation.poll(START_SECONDS - HANG_SECONDS - 4 * POLL_SECONDS)
     assert not second.hung
     simulation.poll(4 * POLL_SECONDS)
     assert second.hung
@@ -122,7 +119,7 @@ def test_hung_worker_that_does_not_end_is_killed_once_and_delays_nothing(simulat
     worker = simulation.first
     simulation.poll(2 * POLL_SECONDS, worker)
     worker.process.kill = lambda: None  # as in an uninterruptible wait
-    simulation.poll(2 * TIMEOUT, simulation.second)
+    simulation.poll(2 * HANG_SECONDS, simulation.second)
     assert (worker.hung, simulation.first) == (True, worker)
     assert (simulation.restarts("hung"), simulation.second.serves) == (0, True)
     worker.process.end(-signal.SIGKILL)
@@ -133,7 +130,7 @@ def test_hung_worker_that_does_not_end_is_killed_once_and_delays_nothing(simulat
 def test_worker_that_answers_late_is_not_hung(simulation: Simulation) -> None:
     worker = simulation.first
     for _ in range(3):
-        simulation.poll(TIMEOUT)
+        simulation.poll(HANG_SECONDS)
         simulation.poll(2 * POLL_SECONDS, worker)
     assert (simulation.first, worker.hung) == (worker, False)
 
@@ -229,7 +226,7 @@ def test_signals_other_than_those_to_stop_do_not_kill_workers(
 
 def test_worker_answers_only_while_its_event_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Simulation(tmp_path, monkeypatch).first
-    server = worker._server = GracefulServer(uvicorn.Config("unused"), 0.0, TIMEOUT)
+    server = worker._server = GracefulServer(uvicorn.Config("unused"), 0.0, HANG_SECONDS)
     threading.Thread(target=worker.always_pong, daemon=True).start()
 
     def answer(seconds: float) -> object:
@@ -254,16 +251,13 @@ import os, sys
 if "spawn_main" in " ".join(sys.orig_argv) and os.path.exists({marker!r}):
     os._exit(9)
 """
-IMPATIENT_SERVICE = """
-# Serve, but replace workers sooner, and kill workers sooner that do not stop.
-import sys
+IMPATIENT = cli_after("""
 from service import settings
 from service.server import supervisor
 settings.KILL_MARGIN_SECONDS = supervisor.KILL_MARGIN_SECONDS = supervisor.RESTART_SECONDS = 0.1
-from pipelines.cli.main import main
-sys.exit(main())
-"""
-impatient_service = partial(started_service, python=("-c", IMPATIENT_SERVICE), workers=2, threads=1)
+""")
+"""A service that replaces workers sooner, and kills workers sooner that do not stop."""
+impatient_service = partial(started_service, python=IMPATIENT, workers=2, threads=1)
 
 
 @pytest.fixture
@@ -294,7 +288,7 @@ def test_hung_worker_is_replaced_and_its_clients_are_disconnected(
     repository: Path, request_body: dict[str, Any]
 ) -> None:
     """Protects clients against a worker that hangs, which takes its timeout."""
-    with running_service(repository, workers=2, threads=1, worker_timeout_seconds=5) as service:
+    with running_service(repository, workers=2, threads=1) as service:
         pids = both_workers(service)
         hung, healthy = sorted(pids)
         assert (restarts(service, "hung"), restarts(service, "died")) == (0, 0)
@@ -393,7 +387,7 @@ def test_service_whose_workers_die_beside_a_damaged_repository_serves_with_the_l
 
 @pytest.mark.system
 def test_supervisor_with_hung_workers_stops_within_its_periods(repository: Path) -> None:
-    with impatient_service(repository, worker_timeout_seconds=600, grace_seconds=1) as service:
+    with impatient_service(repository, grace_seconds=1) as service:
         service.wait_until_ready()
         pids = both_workers(service)
         for pid in pids:

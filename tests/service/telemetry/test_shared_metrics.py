@@ -33,7 +33,7 @@ from service.telemetry.shared_metrics import (
 from service.telemetry.shared_metrics import shared_metrics as new_folder
 from tests.support.http_client import post_json
 from tests.support.metrics import samples
-from tests.support.processes import ServiceProcess, started_service
+from tests.support.processes import ServiceProcess, cli_after, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
 LIBRARY_CLASSES = values.ValueClass, values.MmapedDict
@@ -296,7 +296,8 @@ def suspended(pid: int) -> Iterator[None]:
 def service(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceProcess]:
     """A service of two workers whose metrics folder is in ``tmp_path``."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with started_service(repository, ["--workers", "2", "--threads", "1"], worker_timeout_seconds=600) as service:
+    patient = cli_after("from service.server import supervisor; supervisor.HANG_SECONDS = 600")
+    with started_service(repository, python=patient, workers=2, threads=1) as service:
         service.wait_until(lambda: loaded_workers(service) == 2 and workers(service))
         yield service
 

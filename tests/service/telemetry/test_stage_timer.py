@@ -39,14 +39,10 @@ def test_header_sums_recurring_stages(clock: list[float]) -> None:
     assert timer.header() == "queue;dur=1000.000, forward;dur=1000.000"
 
 
-def test_server_timing_header_names_the_stages_if_enabled(repository: Path, request_body: dict[str, Any]) -> None:
-    with TestClient(create_app(Settings(repository=repository, server_timing=True, max_batch_rows=5))) as client:
+def test_server_timing_header_names_the_stages(repository: Path, request_body: dict[str, Any]) -> None:
+    with TestClient(create_app(Settings(repository=repository, max_batch_rows=5))) as client:
         header = client.post("/v1/rank", json=request_body).headers["Server-Timing"]
         names = [part.split(";dur=")[0] for part in header.split(", ")]
         assert names == ["parse", "queue", "look-up", "forward", "write"]
         assert all(float(part.split(";dur=")[1]) >= 0 for part in header.split(", "))
         assert "Server-Timing" not in client.get("/v2/health/live").headers
-
-
-def test_server_timing_header_is_absent_by_default(client: TestClient, request_body: dict[str, Any]) -> None:
-    assert "Server-Timing" not in client.post("/v1/rank", json=request_body).headers

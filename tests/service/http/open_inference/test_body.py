@@ -12,7 +12,7 @@ from service.protocol.problems import Problem
 from service.settings import Settings
 from tests.service.http.open_inference.tensor_requests import tensor, to_binary
 
-SETTINGS = Settings(repository=Path("repository"), max_string_length=20)
+SETTINGS = Settings(repository=Path("repository"))
 IDS = tensor("item_id", "INT64", [1, 2])
 
 

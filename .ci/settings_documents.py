@@ -1,6 +1,7 @@
-"""Write the settings of the service into the schema of the chart's values, ``deploy/helm/values.schema.json``.
+"""Write what repeats the settings of the service: the table of docs/settings.md, and the schema of the chart's values.
 
-``python .ci/chart_settings.py`` replaces ``properties.settings``. ``tests/deploy/test_chart.py`` checks it.
+``python .ci/settings_documents.py`` replaces both. ``tests/deploy/test_chart.py`` and
+``tests/service/test_operations_guide.py`` check them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from service.settings import Settings
 
-SCHEMA_FILE = Path(__file__).parents[1] / "deploy" / "helm" / "values.schema.json"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "settings.md"
+TABLE = re.compile(r"^\| setting .*?(?=\n\n)", re.MULTILINE | re.DOTALL)
+SCHEMA_FILE = ROOT / "deploy" / "helm" / "values.schema.json"
 BLOCK = re.compile(r'^    "settings": \{\n.*?^    \}', re.MULTILINE | re.DOTALL)
 SET_BY_THE_CHART = {"repository", "keys", "no_keys", "operations_port", "store", "served_log_user_key"}
 """Settings that other values of the chart determine."""
@@ -63,11 +69,39 @@ def settings_block() -> str:
     return "\n".join([*lines, "      }", "    }"])
 
 
+def settings_table() -> str:
+    """Return the table of the page, in the order of the settings."""
+    rows = [
+        f"| `{name}` | {format_default(name, field)} | {' '.join((field.description or '').split())} |"
+        for name, field in Settings.model_fields.items()
+    ]
+    return "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows])
+
+
+def format_default(name: str, field: FieldInfo) -> str:
+    """Return the default of a setting; a dash if its description names it or there is none."""
+    value = field.default
+    if value is None or field.is_required() or field.default_factory:
+        return "–"
+    if isinstance(value, frozenset):
+        return f"`{','.join(sorted(value)) or 'none'}`"
+    if name.endswith("_bytes"):
+        unit, size = ("GiB", 1024**3) if value >= 1024**3 else ("MiB", 1024**2)
+        return f"{value / size:g} {unit}"
+    return f"`{str(value).lower()}`" if isinstance(value, str | bool) else f"{value:g}"
+
+
+def replace(file: Path, pattern: re.Pattern[str], text: str) -> None:
+    """Replace the only match of a pattern in a file."""
+    changed, count = pattern.subn(lambda _: text, file.read_text())
+    assert count == 1, f"{file} has no such part: {pattern.pattern}"
+    file.write_text(changed)
+
+
 def main() -> None:
-    """Replace the block in the file."""
-    text, count = BLOCK.subn(lambda _: settings_block(), SCHEMA_FILE.read_text())
-    assert count == 1, f"{SCHEMA_FILE} has no settings block"
-    SCHEMA_FILE.write_text(text)
+    """Replace both parts."""
+    replace(SCHEMA_FILE, BLOCK, settings_block())
+    replace(PAGE, TABLE, settings_table())
 
 
 if __name__ == "__main__":
