@@ -17,17 +17,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipelines.console import Progress
 from pipelines.data.log_schema import masked_labels
 from pipelines.data.parquet import LogFile
 from pipelines.data.reader import LogReader, as_log_error
+from pipelines.data.row_group_writer import RowGroupWriter
 from ranking.counters.features import to_microseconds
 from ranking.counters.keys import NO_KEY, CounterKeys, PartHashes, counter_keys
 from ranking.counters.state import bucket_numbers, local_times
@@ -137,7 +137,7 @@ def extract_events(reader: LogReader, schema: Schema, folder: Path) -> Events:
     extractor = _Extractor(schema, _zone(log, schema.columns.time))
     file = folder / "events.parquet"
     progress = Progress("counters: reading the log", unit="rows")
-    with _BufferedWriter(file) as writer:
+    with RowGroupWriter(file, GROUP_ROWS, use_dictionary=False) as writer:
         for chunk in reader.with_schema(schema.logged).scan():
             progress.advance(chunk.rows.num_rows)
             if chunk.rows.num_rows:
@@ -169,35 +169,6 @@ def _zone(log: list[FileRows], column: str) -> str | None:
                 zone: str | None = getattr(parquet.schema.field(column).type, "tz", None)
                 return zone
     return None
-
-
-class _BufferedWriter:
-    """Writes tables to a Parquet file in row groups of ``GROUP_ROWS`` rows."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._tables: list[pa.Table] = []
-        self._writer: pq.ParquetWriter | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._flush()
-        if self._writer is not None:
-            self._writer.close()
-
-    def write(self, table: pa.Table) -> None:
-        self._tables.append(table)
-        if sum(len(table) for table in self._tables) >= GROUP_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._tables:
-            table = pa.concat_tables(self._tables)
-            self._tables = []
-            self._writer = self._writer or pq.ParquetWriter(self._file, table.schema, use_dictionary=False)
-            self._writer.write_table(table)
 
 
 class _Extractor:

@@ -18,6 +18,7 @@ from pipelines.data.dedup import value_hashes
 from pipelines.data.sample import Matrix, RowSample
 from ranking.encoding.encoder import encode_labels
 from ranking.encoding.encoder_fitter import MIN_INDICATED, has_indicator
+from ranking.metrics.binary import auc
 from ranking.schema import InputFeature, NumberFeature, Schema, Task
 from ranking.schema.value_text import value_text
 
@@ -171,7 +172,7 @@ def _association(values: Array, labels: Array, feature: InputFeature, task: Task
     score, target = _predictor(values[known], labels[known], feature)
     if task.kind == "regression":
         return "rank correlation", _rank_correlation(score, target)
-    return "AUC", max(_auc(score, target), _auc(known.astype(np.float64), labels))
+    return "AUC", max(_separation(score, target), _separation(known.astype(np.float64), labels))
 
 
 def _predictor(values: Array, labels: Array, feature: InputFeature) -> tuple[Array, Array]:
@@ -190,14 +191,15 @@ def _predictor(values: Array, labels: Array, feature: InputFeature) -> tuple[Arr
     return means[codes[other]], labels[other]
 
 
-def _auc(scores: Array, labels: Array) -> float:
+def _separation(scores: Array, labels: Array) -> float:
     """Return max(AUC, 1 − AUC); 0 if a class has too few rows to tell."""
     positives = labels > 0.5
     count = int(positives.sum())
     if min(count, len(labels) - count) < MIN_CLASS_ROWS:
         return 0.0
-    auc = (_ranks(scores)[positives].mean() - (count + 1) / 2) / (len(labels) - count)
-    return float(max(auc, 1 - auc))
+    value = auc(positives.astype(np.float64), scores)
+    assert value is not None  # both classes occur
+    return max(value, 1 - value)
 
 
 def _rank_correlation(scores: Array, labels: Array) -> float:

@@ -10,16 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipelines.console import Progress
 from pipelines.data.parquet import CHUNK_ROWS
+from pipelines.data.row_group_writer import RowGroupWriter
 from pipelines.init.sampling import Positions
 from pipelines.init.source import Source
 from ranking.errors import LogError
 
-ROW_GROUP_ROWS = 131_072
-"""Rows of a row group of the copy: fewer than the shuffle buffer of training, so that each is decoded once per pass."""
 UNIT_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 EARLIEST, LATEST = datetime(1985, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 """Range of Unix times; numbers outside are not times."""
@@ -66,19 +64,14 @@ def write_copy(source: Source, conversions: Conversions, file: Path) -> None:
     """
     schema = conversions.apply(source.sample.rows, source.sample.positions).schema
     progress = Progress(f"converting {source.location}", unit="rows")
-    with pq.ParquetWriter(file, schema) as writer:
-        pending: list[pa.Table] = []
+    with RowGroupWriter(file) as writer:
+        writer.write(schema.empty_table())
         for first_row, chunk in source.chunks():
             for start in range(0, chunk.num_rows, CHUNK_ROWS):
                 rows = chunk.slice(start, CHUNK_ROWS)
                 table = conversions.apply(rows, first_row + start + np.arange(rows.num_rows))
-                pending.append(_with_schema(table, schema, source.location, first_row + start))
+                writer.write(_with_schema(table, schema, source.location, first_row + start))
                 progress.advance(rows.num_rows)
-                if sum(part.num_rows for part in pending) >= ROW_GROUP_ROWS:
-                    writer.write_table(pa.concat_tables(pending), ROW_GROUP_ROWS)
-                    pending = []
-        if pending:
-            writer.write_table(pa.concat_tables(pending), ROW_GROUP_ROWS)
     progress.close()
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipelines.config.uri import Uri, redact_uri
 from pipelines.console import Progress, print_status
 from pipelines.data.profile import open_quarantine, write_bad_rows
 from pipelines.data.reader import LogReader, as_log_error
+from pipelines.data.row_group_writer import RowGroupWriter
 from ranking.artifacts.atomic_files import check_writable, os_error_text
 from ranking.encoding.columns import canonical_ids
 from ranking.errors import LogError, OutputError
@@ -63,9 +63,9 @@ def score_log(
     features = {feature.column: None for feature in inputs if feature.column not in given}
     empty = dict(features)
     progress = Progress("scoring", unit="rows")
-    writer = None
+    scored_schema = None
     try:
-        with open_quarantine(quarantine) as bad_rows:
+        with RowGroupWriter(draft) as writer, open_quarantine(quarantine) as bad_rows:
             for chunk in reader.scan(drop_duplicates=False):
                 write_bad_rows(chunk.bad, bad_rows)
                 names = [c for c in (columns.user, columns.item, columns.time) if c in chunk.rows.column_names]
@@ -76,8 +76,8 @@ def score_log(
                     included += ranker.derived.count_included(chunk.rows) if ranker.derived is not None else 0
                     scored = ranker.to_table(ranker.score_completed(rows, selected)[0], selected)
                 table = pa.table({c: chunk.rows[c] for c in names} | {c: scored[c] for c in scored.column_names})
-                writer = writer or pq.ParquetWriter(draft, table.schema)
-                writer.write_table(_cast(table, writer.schema, chunk.file))
+                scored_schema = scored_schema or table.schema
+                writer.write(_cast(table, scored_schema, chunk.file))
                 counts["scored"] += table.num_rows
                 counts["bad"] += chunk.bad.num_rows
                 for owner, column in id_columns.items():
@@ -86,7 +86,7 @@ def score_log(
                             unseen = ranker.count_unseen(owner, canonical_ids(table[column].combine_chunks(), column))
                         counts[f"unseen_{owner}s"] = counts.get(f"unseen_{owner}s", 0) + unseen
                 progress.advance(table.num_rows)
-        if writer is None:
+        if scored_schema is None:
             raise LogError(f"{redact_uri(logs)}: the log is empty: there are no rows to score")
         if len(empty) > MAX_EMPTY_SHARE * len(features) and not allow_missing:
             raise LogError(
@@ -94,13 +94,10 @@ def score_log(
                 f"({', '.join(empty)}): is this a log of this model? If all its users and items are new, "
                 "add --allow-missing"
             )
-        writer.close()
         draft.replace(out)
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({os_error_text(error)})") from None
     finally:
-        if writer is not None and writer.is_open:
-            writer.close()
         draft.unlink(missing_ok=True)
         if not counts["bad"]:
             quarantine.unlink(missing_ok=True)

@@ -15,17 +15,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from pipelines.data.row_group_writer import RowGroupWriter
 from pipelines.data.splits import local_days
 from pipelines.loop import request_ids
 from pipelines.loop.folder_locks import lock_folder
 from pipelines.loop.state import STATE, JoinState
 from ranking.artifacts.atomic_files import atomic_directory, os_error_text
 from ranking.errors import OutputError
-
-GROUP_ROWS = 131_072
-"""Rows of a row group; the last one of a file may be smaller."""
 
 
 @contextmanager
@@ -75,30 +72,20 @@ class RunWriter:
 
     def __init__(self, folder: Path, time: str) -> None:
         self._folder, self._time = folder, time
-        self._pending: dict[Path, list[pa.Table]] = {}
-        self._writers: dict[Path, pq.ParquetWriter] = {}
+        self._writers: dict[Path, RowGroupWriter] = {}
 
     def write(self, rows: pa.Table, version: str) -> None:
         """Add rows of one version; their columns and types must be the same in each call for it."""
         days = local_days(rows[self._time])
         for day in pc.unique(days).to_pylist():
             path = self._folder / f"day={day}" / f"version-{version}.parquet"
-            pending = self._pending.setdefault(path, [])
-            pending.append(rows.filter(pc.equal(days, day)))
-            if sum(table.num_rows for table in pending) >= GROUP_ROWS:
-                self._flush(path)
+            if path not in self._writers:
+                path.parent.mkdir(exist_ok=True)
+                self._writers[path] = RowGroupWriter(path, compression="zstd")
+            self._writers[path].write(rows.filter(pc.equal(days, day)))
 
     def close(self, state: JoinState) -> None:
         """Write all rows, and the state after the run."""
-        for path in list(self._pending):
-            self._flush(path)
         for writer in self._writers.values():
             writer.close()
         state.write(self._folder)
-
-    def _flush(self, path: Path) -> None:
-        table = pa.concat_tables(self._pending.pop(path))
-        if path not in self._writers:
-            path.parent.mkdir(exist_ok=True)
-            self._writers[path] = pq.ParquetWriter(path, table.schema, compression="zstd")
-        self._writers[path].write_table(table, GROUP_ROWS)
