@@ -1,83 +1,98 @@
-"""Commands for the feature store and for what was served: load, counters, collect, join and forget."""
+"""Commands for what was served: forget, collect and join."""
 
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipelines.cli.output import dump_json
-from ranking.errors import LeftOutError, OutputError, UsageError
-
-if TYPE_CHECKING:
-    from pipelines.config.uri import Uris
-
-
-def load_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker items load`` and ``ranker users load``."""
-    from pipelines.jobs.load_features import load_features
-    from ranking.artifacts import bundle
-
-    url = _store(arguments)
-    ranker = bundle.load(arguments.bundle)
-    model = ranker.schema.name if arguments.model is None else arguments.model
-    prefix, ttl = arguments.prefix, arguments.ttl
-    print(dump_json(load_features(arguments.rows, arguments.owner, ranker, model, url, prefix, ttl)))
+from pipelines.cli.argument_types import duration, kafka_address, moment
+from pipelines.cli.command_group import CommandGroup
+from pipelines.cli.options import (
+    JSON,
+    REPOSITORY,
+    add_loop_folders,
+    add_store_and_model,
+    dump_json,
+    first_of,
+    require_complete,
+    stop_on_signals,
+    store_url,
+)
+from ranking.errors import LeftOutError, UsageError
+from ranking.served_log.schema import SHOWN
 
 
-def counters_load_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker counters load``."""
-    from pipelines.jobs.load_counters import load_counters
+def add_commands(commands: CommandGroup) -> None:
+    """Add the commands."""
+    forget = commands.add("forget", "remove the data of one user from logs and the feature store", _forget_command)
+    forget.add_argument("user", metavar="USER", help="id of the user")
+    forget.add_argument("--served", type=Path, metavar="DIR", help="folder of the served log")
+    forget.add_argument("--feedback", type=Path, metavar="DIR", help="folder of feedback; needs --served")
+    forget.add_argument(
+        "--log", type=Path, action="append", default=[], metavar="LOG", help="Parquet file or folder; may be repeated"
+    )
+    forget.add_argument(
+        "--user-column", default="user_id", metavar="NAME", help="column of the user id in --log (default: user_id)"
+    )
+    forget.add_argument(
+        "--user-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the key that hashes the user ids of the served log (the setting served_log_user_key)",
+    )
+    forget.add_argument("--repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; for --to")
+    add_store_and_model(forget, "model whose keys are removed from the store (default: all models of the repository)")
 
-    url = _store(arguments)
-    options = {"allow_poorer_counters": arguments.allow_poorer_counters}
-    print(dump_json(load_counters(arguments.repository, url, arguments.model, arguments.prefix, **options)))
+    collect = commands.add("collect", "copy a served log or feedback from a Kafka topic to a folder", _collect_command)
+    collect.add_argument(
+        "topic",
+        type=kafka_address,
+        metavar="TOPIC",
+        help="kafka://HOST:PORT[,HOST:PORT]/TOPIC; setting served_log or feedback_dir",
+    )
+    collect.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder of the files, for 'ranker join'")
+    collect.add_argument(
+        "--group",
+        default="ranker-collect",
+        metavar="NAME",
+        help="consumer group, under which the cluster keeps what was collected (default: ranker-collect)",
+    )
+    collect.add_argument("--follow", action="store_true", help="wait for new files at the end of the topic")
+
+    join = commands.add(
+        "join", "attribute feedback to served requests, and add the rows to a log for 'ranker train'", _join_command
+    )
+    add_loop_folders(join, required=True)
+    join.add_argument(
+        "--window",
+        type=duration,
+        required=True,
+        metavar="DURATION",
+        help="time after an impression in which events count, such as 24h; its rows are written afterwards",
+    )
+    join.add_argument("--out", type=Path, required=True, metavar="LOG", help="folder of the log; rows are added to it")
+    join.add_argument(
+        "--until",
+        type=moment,
+        metavar="TIME",
+        help="write the rows of windows that have closed by this time (default: now, or the time of the oldest "
+        "unfinished file of feedback)",
+    )
+    join.add_argument(
+        "--shown",
+        default=SHOWN,
+        metavar="NAME",
+        help="label that marks the items that were shown; the other items of such requests give no rows (default: "
+        f"{SHOWN})",
+    )
+    join.add_argument("--model", help="model whose requests to join (default: the only one in the served log)")
+    join.add_argument(
+        "--repository", type=Path, help="repository of the versions (default: the one that the service named)"
+    )
+    join.add_argument("--json", action="store_true", help=JSON)
 
 
-def counters_apply_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker counters apply``."""
-    from pipelines.jobs.apply_counters import apply_log
-
-    url = _store(arguments)
-    print(dump_json(apply_log(arguments.logs, arguments.repository, url, arguments.model, arguments.prefix)))
-
-
-def counters_check_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker counters check``."""
-    from pipelines.jobs.check_counters import check_counters, describe_missing
-
-    result = check_counters(arguments.repository, _store(arguments), arguments.model, arguments.prefix)
-    print(dump_json(result))
-    if message := describe_missing(result):
-        raise OutputError(f"{result['to']} {message}")
-
-
-def counters_follow_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker counters follow``."""
-    from pipelines.console import print_status
-    from pipelines.jobs.follow_counters import Follower, FollowMetrics, follow
-    from pipelines.jobs.followed_version import FollowOptions
-    from pipelines.loop.sources import LoopSources
-
-    sources = LoopSources(arguments.served, arguments.feedback, arguments.repository, arguments.model)
-    if not arguments.every:
-        raise UsageError("--every 0s: a step needs time; choose 1s or more")
-    if arguments.state is not None:
-        print_status(f"--state is ignored: the store keeps what was followed; delete {arguments.state}")
-    options = FollowOptions(sources, _store(arguments), arguments.prefix, arguments.window)
-    if arguments.once:
-        result = Follower(options).step()
-        print(dump_json(result))
-        require_complete(result["left_out"])
-        return
-    follow(options, arguments.every, FollowMetrics(arguments.metrics_port, arguments.metrics_host), _stop_on_signals())
-
-
-def forget_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker forget``."""
+def _forget_command(arguments: argparse.Namespace) -> None:
     from pipelines.console import print_status
     from pipelines.jobs.forget import forget, forget_in_store, found_any, read_user_key
     from pipelines.loop.folder_locks import lock_folders
@@ -89,7 +104,7 @@ def forget_command(arguments: argparse.Namespace) -> None:
     with lock_folders([path for path in (arguments.served, arguments.feedback, *arguments.log) if path is not None]):
         removed = forget(arguments.user, **folders, user_column=arguments.user_column, user_key=key)
         if arguments.repository is not None:
-            store = arguments.repository, _store(arguments), arguments.model, arguments.prefix
+            store = arguments.repository, store_url(arguments), arguments.model, arguments.prefix
             removed["store_keys"] = forget_in_store(arguments.user, *store)
     print(dump_json(removed))
     if not found_any(removed):
@@ -98,20 +113,18 @@ def forget_command(arguments: argparse.Namespace) -> None:
     if removed["unreadable"]:
         raise LeftOutError(
             "damaged files may contain data of the user: restore or delete them, then repeat the command; "
-            + _first_of(removed["unreadable"])
+            + first_of(removed["unreadable"])
         )
 
 
-def collect_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker collect``."""
+def _collect_command(arguments: argparse.Namespace) -> None:
     from pipelines.jobs.collect import collect
 
-    stop = _stop_on_signals() if arguments.follow else None
+    stop = stop_on_signals() if arguments.follow else None
     print(dump_json({"files": collect(arguments.topic, arguments.to, arguments.group, stop)}))
 
 
-def join_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker join``."""
+def _join_command(arguments: argparse.Namespace) -> None:
     from pipelines.jobs.join import join
     from pipelines.loop.sources import LoopSources
 
@@ -119,70 +132,3 @@ def join_command(arguments: argparse.Namespace) -> None:
     counts = join(LoopSources(**options), arguments.out, arguments.window, arguments.until)
     print(dump_json(counts.to_json()) if arguments.json else counts.to_text())
     require_complete(counts.left_out)
-
-
-def require_complete(left_out: Sequence[str]) -> None:
-    """Fail if damaged input was left out, see ``JoinCounts``; call this when everything else is done.
-
-    Raises:
-        LeftOutError: some was.
-    """
-    if left_out:
-        raise LeftOutError(f"damaged input was left out: {_first_of(left_out)}")
-
-
-def _first_of(messages: Sequence[str]) -> str:
-    """Return the first message, and how many more were printed before."""
-    more = f"; and {len(messages) - 1:,} more, see above" if len(messages) > 1 else ""
-    return f"{messages[0]}{more}"
-
-
-def join_before(arguments: argparse.Namespace, model: str, logs: Uris) -> Sequence[str]:
-    """Add what was served to the last location of the log of ``ranker daily``, if the arguments name the folders.
-
-    Returns:
-        Messages about damaged input that was left out.
-
-    Raises:
-        UsageError: only some of the arguments are given, or the location is not a local folder of ``ranker join``.
-    """
-    given = [value is not None for value in (arguments.served, arguments.feedback, arguments.window)]
-    if not any(given):
-        return ()
-    if not all(given):
-        raise UsageError("--served, --feedback and --window belong together: give all of them, or none")
-    from pipelines.config.uri import redact_uri, split_uris
-    from pipelines.console import print_status
-    from pipelines.jobs.join import join
-    from pipelines.loop.sources import LoopSources
-    from pipelines.loop.state import is_joined_log
-
-    log = split_uris(logs)[-1]
-    if not isinstance(log, Path) or not is_joined_log(log):
-        raise UsageError(
-            f"{redact_uri(log)}: --served adds rows to the last folder of logs.path, which must be a local one for "
-            "'ranker join' alone; add such a folder, for example path = ['log', 'joined']"
-        )
-    sources = LoopSources(arguments.served, arguments.feedback, arguments.repository, model)
-    counts = join(sources, log, arguments.window)
-    print_status(counts.to_text())
-    return counts.left_out
-
-
-def _stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
-
-
-def _store(arguments: argparse.Namespace) -> str:
-    """Return the address of the feature store.
-
-    Raises:
-        UsageError: neither ``--to`` nor the variable gives one.
-    """
-    if arguments.to is None:
-        raise UsageError("name the store with --to redis://HOST:PORT/DB or the variable RANKER_STORE")
-    return str(arguments.to)

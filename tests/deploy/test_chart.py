@@ -23,7 +23,7 @@ import settings_documents
 import yaml
 
 from benchmarks.serving.capacity import CORES, QUEUE_ROWS
-from pipelines.cli.arguments import build_parser
+from pipelines.cli.main import build_parser
 from service.main import OPERATIONS_PORT
 from service.settings import KILL_MARGIN_SECONDS, Settings, load_settings
 from tests.deploy.rendering import CHART, DEPLOY, RenderError, render_chart, validate_object

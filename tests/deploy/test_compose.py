@@ -132,7 +132,7 @@ def test_redis_passwords_are_secrets_of_exactly_their_users(compose: dict[str, A
 
 
 def test_ranker_commands_parse(services: dict[str, Any]) -> None:
-    from pipelines.cli.arguments import build_parser
+    from pipelines.cli.main import build_parser
 
     lines = [line for name in ("trainer", "loader") for line in services[name]["command"][0].splitlines()]
     commands = [line.split("ranker ", 1)[1].split() for line in lines if "ranker " in line]

@@ -15,8 +15,8 @@ import pytest
 
 from pipelines.bench import benchmark, command, report
 from pipelines.bench.sizes import FULL, QUICK, SHORT
-from pipelines.cli.arguments import BENCH_PARTS
 from pipelines.cli.main import main
+from pipelines.cli.service_commands import BENCH_PARTS
 from ranking.errors import RankerError
 from tests.support.bench_results import serving_results
 

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pipelines.cli.arguments import SHELLS
-from pipelines.cli.main import main
+from pipelines.cli.main import SHELLS, main
 from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pipelines.cli.arguments import EMBEDDINGS
+from pipelines.cli.options import EMBEDDINGS
 from ranking.frozen.embedding_rows import INT8_MAX, ROW_TYPES, EmbeddingRows, decoded, encoded
 
 tables = hnp.arrays(

@@ -1,0 +1,166 @@
+"""Commands for training and evaluation: train, tune, evaluate, compare and report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pipelines.cli.argument_types import location, positive_int
+from pipelines.cli.command_group import CommandGroup
+from pipelines.cli.options import CONFIG, JSON, RUN, add_bad_row_limit, add_overrides, bad_row_limit, dump_json
+from ranking.errors import RankerError, UsageError
+
+
+def add_commands(commands: CommandGroup) -> None:
+    """Add the commands."""
+    train = commands.add("train", "train a model until its gates converge, and evaluate it", _train_command)
+    train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
+    existing = train.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="continue an interrupted run, if there is one")
+    existing.add_argument(
+        "--overwrite", action="store_true", help="replace an unfinished run in the folder; finished runs are kept"
+    )
+    train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="start from the weights of this run")
+    train.add_argument("--reopen", action="store_true", help="with --from: let the gates select their experts again")
+    add_bad_row_limit(train)
+    add_overrides(train)
+    train.add_argument("--json", action="store_true", help=JSON)
+
+    tune = commands.add("tune", "search for better settings with one training per trial", _tune_command)
+    tune.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    tune.add_argument(
+        "--study", type=Path, required=True, metavar="DIR", help="folder of the study; an existing study is continued"
+    )
+    tune.add_argument(
+        "--trials", type=positive_int, default=50, metavar="N", help="total number of trials (default: 50)"
+    )
+    tune.add_argument("--workers", type=positive_int, default=1, metavar="W", help="parallel trials (default: 1)")
+    tune.add_argument("--timeout", type=positive_int, metavar="SECONDS", help="start no trial after this time")
+    tune.add_argument("--json", action="store_true", help=JSON)
+
+    evaluate = commands.add(
+        "evaluate", "evaluate a run on its test split, or a run or bundle on a log", _evaluate_command
+    )
+    evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="run or bundle to evaluate")
+    evaluate.add_argument(
+        "--logs",
+        type=location,
+        help="Parquet file or folder with labels, a path or URI (default: the test split of the run)",
+    )
+    evaluate.add_argument(
+        "--slice",
+        action="append",
+        dest="slices",
+        metavar="NAME",
+        help="evaluate the values of this feature separately, or new_user or new_item; may be repeated; replaces the "
+        "configured slices",
+    )
+    evaluate.add_argument(
+        "--importance",
+        action="store_true",
+        help="measure how much worse the predictions become when the values of each feature are shuffled; for a run "
+        "without --logs, add the result to its evaluation.json and report",
+    )
+    evaluate.add_argument("--json", action="store_true", help=JSON)
+
+    compare = commands.add(
+        "compare", "compare two runs or bundles on the same rows, with paired intervals", _compare_command
+    )
+    compare.add_argument("a", type=Path, metavar="A", help="run or bundle")
+    compare.add_argument("b", type=Path, metavar="B", help="run or bundle")
+    compare.add_argument(
+        "--logs",
+        type=location,
+        help="Parquet file or folder with labels, a path or URI (default: the test split of A, or of B if A is a "
+        "bundle)",
+    )
+    compare.add_argument("--json", action="store_true", help=JSON)
+
+    report = commands.add("report", "write the report of a run as one self-contained HTML page", _report_command)
+    report.add_argument("source", type=Path, metavar="RUN", help=RUN)
+    report.add_argument("--out", type=Path, help="HTML file; an existing file is replaced (default: RUN/report.html)")
+
+
+def _train_command(arguments: argparse.Namespace) -> None:
+    from pipelines.config.config import load_config
+
+    # The configuration is validated before the slow import of PyTorch.
+    config = load_config(arguments.config, [*arguments.overrides, *bad_row_limit(arguments)])
+    from pipelines.console import is_main_process
+    from pipelines.evaluation.format import format_evaluation
+    from pipelines.jobs.train import train
+    from pipelines.runs.run import RunFolder
+    from pipelines.training.warm_start import WarmStart
+
+    if arguments.reopen and arguments.earlier is None:
+        raise UsageError("--reopen applies to the gates of an earlier run: name the run with --from")
+    warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
+    run = train(
+        config,
+        arguments.folder,
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+        warm_start=warm,
+        command=arguments.argv,
+        baselines=True,
+    )
+    if not is_main_process():
+        return
+    evaluation = run.load_evaluation() if run.evaluation.exists() else None
+    if arguments.json:
+        print(dump_json({"run": str(run.path), "selection": run.load_selection(), "evaluation": evaluation}))
+        return
+    if evaluation is not None:
+        print(format_evaluation(evaluation))
+    print(run.path)
+
+
+def _tune_command(arguments: argparse.Namespace) -> None:
+    from pipelines.config.config import load_config
+    from pipelines.tuning.workers import format_summary, summarize, tune
+
+    config = load_config(arguments.config)
+    study = tune(config, arguments.study, arguments.trials, arguments.workers, arguments.timeout)
+    summary = summarize(study)
+    print(dump_json(summary) if arguments.json else format_summary(summary))
+    if summary["best"] is None:
+        raise RankerError(
+            f"{arguments.study}: no trial converged; see trials/*.log in this folder, or increase --trials"
+        )
+    if not arguments.json:
+        print(study.best_file)
+
+
+def _evaluate_command(arguments: argparse.Namespace) -> None:
+    from pipelines.evaluation.evaluate import evaluate_all
+    from pipelines.evaluation.format import format_evaluation
+    from pipelines.evaluation.sources import resolve_scorers
+    from pipelines.runs.run import RunFolder
+
+    evaluation = evaluate_all(
+        resolve_scorers(arguments.source),
+        arguments.logs,
+        arguments.slices,
+        baselines=True,
+        importance=arguments.importance,
+    )
+    print(dump_json(evaluation) if arguments.json else format_evaluation(evaluation))
+    if arguments.importance and arguments.logs is None:  # the test split of a run
+        RunFolder.open(arguments.source).add_to_evaluation("importance", evaluation["importance"])
+
+
+def _compare_command(arguments: argparse.Namespace) -> None:
+    from pipelines.evaluation.compare import compare
+    from pipelines.evaluation.format import format_comparison
+    from pipelines.evaluation.sources import resolve_scorers
+
+    comparison = compare(resolve_scorers(arguments.a), resolve_scorers(arguments.b), arguments.logs, baselines=True)
+    comparison = {"a": str(arguments.a), "b": str(arguments.b), **comparison}
+    print(dump_json(comparison) if arguments.json else format_comparison(comparison))
+
+
+def _report_command(arguments: argparse.Namespace) -> None:
+    from pipelines.report.page import write_report
+
+    print(write_report(arguments.source, arguments.out))
