@@ -106,7 +106,7 @@ def create_app(
         batch_tracer,
         traced=served_log is not None,
     )
-    admission, lifecycle = Admission(settings.max_queue_rows), Lifecycle()
+    admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
     context = ServerContext(settings, admission, lifecycle, metrics)
     shadows = ShadowScorer(engine, metrics)
     watcher = Watcher(reconciler, settings.poll_seconds)

@@ -39,6 +39,8 @@ PREFIX = "RANKER_"
 """Prefix of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
 BUFFERED_BYTES = 256 * 1024 * 1024
 """Bytes of request bodies that all processes of a service hold together."""
+ROWS_PER_REQUEST = 16
+"""Maximum number of admitted candidates divided by that of requests."""
 CLOSE_SECONDS = 10.0
 """Maximum seconds to write what is in memory when the service stops, after ``drain_seconds`` and ``grace_seconds``.
 
@@ -55,6 +57,26 @@ SERVICE_LINK = re.compile(r"RANKER_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT
 SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
 """Value of the further variable ``…_PORT`` of such a Service; no setting has a value of this form."""
 
+REMOVED = {
+    "default_deadline_ms": "max_deadline_ms",
+    "feedback_max_bytes": None,
+    "feedback_max_key_bytes": "max_log_bytes",
+    "feedback_max_total_bytes": "max_log_bytes",
+    "feedback_memory_bytes": None,
+    "header_seconds": "read_seconds",
+    "max_buffered_bytes": None,
+    "max_header_bytes": None,
+    "max_queue_requests": "max_queue_rows",
+    "max_string_length": None,
+    "precision": None,
+    "server_timing": None,
+    "served_log_max_bytes": None,
+    "served_log_max_total_bytes": "max_log_bytes",
+    "store_breaker_failures": None,
+    "store_breaker_seconds": None,
+    "worker_timeout_seconds": None,
+}
+"""Settings of earlier versions, and the settings that replace them."""
 OPTIONS = {"RANKER_HOST": "--host", "RANKER_PORT": "--port"}
 """Variables that look like settings but are options of the command line only."""
 
@@ -137,10 +159,10 @@ class Settings(BaseModel):
     divided by `workers`, and at least four such bodies.
     """
     max_queue_rows: PositiveInt = 16_000
-    """Maximum number of candidates of admitted requests, and 16 times the maximum number of these requests.
+    """Maximum number of candidates of admitted requests. Requests above it are rejected with 429.
 
-    Requests above either are rejected with 429. An idle service admits one request of any size. The longest wait is
-    this limit divided by the candidates scored per second.
+    At most a sixteenth as many requests are admitted, because small requests cost more than their candidates. An idle
+    service admits one request of any size. The longest wait is this limit divided by the candidates scored per second.
     """
     max_deadline_ms: PositiveFloat | None = None
     """Upper bound on the deadline of every request, and the deadline of requests that set none.
@@ -155,7 +177,7 @@ class Settings(BaseModel):
     read_seconds: PositiveFloat = 10.0
     """Time limit for the body, from the headers, and for the client to read the response.
 
-    Slower bodies are rejected with 408, like headers that take more than 5 s or this time.
+    Slower bodies are rejected with 408. Headers must arrive within 5 s, or within this time if it is shorter.
     """
     keep_alive_seconds: PositiveFloat = 75.0
     """Seconds until an idle connection is closed.
@@ -224,7 +246,8 @@ class Settings(BaseModel):
     """Maximum size of all files in the feedback folder, and of those in the folder of the served log.
 
     Beyond it feedback is rejected with 503, and requests are not logged. The feedback of one API key may take half of
-    it; beyond that it is rejected with 429. Keep it below the size of the volume.
+    it; beyond that it is rejected with 429. Keep it below the size of the volume, or below half of it if both folders
+    are on the same one.
     """
     slow_ms: PositiveFloat = 1000.0
     """Requests slower than this many milliseconds are logged with the time of each stage.
@@ -267,6 +290,11 @@ class Settings(BaseModel):
         return max(BUFFERED_BYTES // self.workers, 4 * self.max_body_bytes)
 
     @property
+    def max_queue_requests(self) -> int:
+        """Maximum number of admitted requests."""
+        return max(1, self.max_queue_rows // ROWS_PER_REQUEST)
+
+    @property
     def end_seconds(self) -> float:
         """Maximum seconds from a signal to the end of a process, after which it hangs."""
         return self.drain_seconds + self.grace_seconds + KILL_MARGIN_SECONDS
@@ -291,8 +319,10 @@ class Settings(BaseModel):
 
 
 def describe_setting(name: str) -> str:
-    """Return the description of a setting as one line of plain text."""
-    return " ".join((Settings.model_fields[name].description or "").replace("`", "'").split())
+    """Return the description of a setting, with its default, as one line of plain text."""
+    field = Settings.model_fields[name]
+    default = "" if field.default in (None, False) or field.default_factory else f"Default: {field.default}."
+    return f"{' '.join((field.description or '').replace('`', chr(39)).split())} {default}".rstrip()
 
 
 def load_settings(
@@ -311,6 +341,10 @@ def load_settings(
     sources: dict[str, Mapping[str, Any]] = {} if file is None else {str(file): _read_toml(file)}
     sources["the environment"] = _read_environment(environ)
     sources["the command line"] = {name: value for name, value in options.items() if value is not None}
+    for source, values in sources.items():
+        for name in sorted(values.keys() & REMOVED.keys()):
+            fix = f"set {REMOVED[name]} instead" if REMOVED[name] else "delete it; docs/settings.md has its value"
+            raise ConfigError(f"{source}: {name}: this setting was removed: {fix}")
     merged = {name: value for values in sources.values() for name, value in values.items()}
     try:
         return Settings.model_validate(merged)
@@ -326,14 +360,14 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: A variable has the prefix but names no setting.
     """
-    names = {PREFIX + name.upper(): name for name in Settings.model_fields}
+    names = {PREFIX + name.upper(): name for name in (*Settings.model_fields, *REMOVED)}
     variables = {
         variable: value
         for variable, value in environ.items()
         if variable.startswith(PREFIX) and variable not in TEST_VARIABLES and not _is_service_link(variable, value)
     }
     for variable in sorted(variables.keys() - names.keys()):
-        upper_names = [name.removeprefix(PREFIX) for name in names]
+        upper_names = [name.upper() for name in Settings.model_fields]
         similar = difflib.get_close_matches(variable.removeprefix(PREFIX), upper_names, n=1, cutoff=0.7)
         fix = f"did you mean {PREFIX}{similar[0]}?" if similar else "docs/settings.md lists the settings"
         fix = f"use the option {OPTIONS[variable]}" if variable in OPTIONS else fix

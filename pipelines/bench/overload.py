@@ -20,7 +20,7 @@ from ranking.temporary_folders import temporary_folder
 FORM, CLIENTS = "ids", 32
 MAX_ADMITTED = 50
 """Maximum number of admitted requests under overload; the service rejects the others."""
-RETRY_QUEUE_ROWS = 5_000
+RETRY_QUEUE_ROWS = 8_000
 """Maximum number of candidates of admitted requests while clients retry at once."""
 OVERLOAD_FACTOR = 5
 """Rate of the overload, as a multiple of the rate of the closed loop."""

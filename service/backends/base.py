@@ -51,6 +51,13 @@ class LRUCache(Generic[KeyT, ValueT]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, key: KeyT) -> bool:
+        return key in self._values
+
+    def clear(self) -> None:
+        """Remove all values."""
+        self._values.clear()
+
     def get(self, key: KeyT, create: Callable[[], ValueT]) -> ValueT:
         """Return the value of a key; create it if it is not cached."""
         if key in self._values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +18,7 @@ from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.encoding.torch_batch import TorchBatch, TorchRaggedIds
 from ranking.frozen.ranker import FrozenRanker
 from service.backends.base import LRUCache, Scores
-from service.backends.torch_modules import Buffers, CudaGraphRunner, Embedding, FusedMoE, bucket_size
+from service.backends.torch_modules import CAPTURES, Buffers, CudaGraphRunner, Embedding, FusedMoE, bucket_size
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -104,16 +105,25 @@ class CudaBackend:
         if not len(batch):
             return np.empty((0, len(tasks)), np.float32)
         size = _bucket_size(batch, tasks)
-        outputs = self._buckets.get(size, lambda: self._create_bucket(size)).run(batch)
-        return self._ranker.finished(outputs.numpy(), tasks)
+        return self._ranker.finished(self._bucket(size).run(batch).numpy(), tasks)
+
+    def __del__(self) -> None:
+        with CAPTURES:
+            self._buckets.clear()
+
+    def _bucket(self, size: BucketSize) -> _Bucket:
+        # A new bucket may evict another: see CAPTURES.
+        with nullcontext() if size in self._buckets else CAPTURES:
+            return self._buckets.get(size, lambda: self._create_bucket(size))
 
     def _create_bucket(self, size: BucketSize) -> _Bucket:
         body = self._bodies.get(size.tasks)  # shared by the buckets of the same tasks
         if body is None:
             self._bodies[size.tasks] = body = self._create_body(size.tasks).to(self._device)
+        shared, items = self._shared, self._items  # not self: a cycle would keep the backend of a replaced version
 
         def compute(buffers: BatchBuffers) -> Tensor:
-            outputs: Tensor = body(self._shared(buffers.shared), self._items(buffers.items), buffers.request_index)
+            outputs: Tensor = body(shared(buffers.shared), items(buffers.items), buffers.request_index)
             return outputs
 
         return _Bucket(compute, self._empty_buffers(size), self._device, self._pool)

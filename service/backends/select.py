@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from glob import glob
-from typing import get_args
 
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.errors import BundleError
 from ranking.frozen.ranker import FrozenRanker
 from service.backends.base import Backend, BackendName, Scores
 from service.backends.onnx import OnnxBackend
-
-BACKENDS: tuple[str, ...] = get_args(BackendName)
 
 GPU_DEVICE_PATTERNS = ("/dev/nvidia*", "/dev/nvhost*", "/dev/dxg")
 """Device files of GPU drivers. If none exists, PyTorch is not imported, which would take seconds and 200 MB."""

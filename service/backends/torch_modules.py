@@ -32,8 +32,12 @@ WARM_UP_RUNS = 3
 """Runs before a graph is captured, in which libraries select kernels and allocate memory."""
 ALIGNMENT = 256
 """Alignment of a tensor within its buffer in bytes, that of CUDA's own allocations."""
-CAPTURES = threading.Lock()
-"""Held during a capture: PyTorch captures all graphs of a process on the same stream."""
+CAPTURES = threading.RLock()
+"""Held during a capture, and while captured graphs and their buffers are freed.
+
+PyTorch captures all graphs of a process on the same stream, and records an event on it when pinned memory is freed that
+a graph has used. An event that is recorded during a capture cannot be queried later.
+"""
 
 
 class Embedding(nn.Module):

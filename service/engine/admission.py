@@ -6,8 +6,6 @@ import asyncio
 
 from service.engine.errors import QueueFullError
 
-ROWS_PER_REQUEST = 16
-"""Maximum number of candidates divided by that of requests, because small requests cost more than their candidates."""
 AVERAGING_REQUESTS = 16
 """Number of requests over which the average number of candidates is smoothed."""
 BUSY_SHARE = 7 / 8
@@ -25,15 +23,15 @@ class Admission:
 
     Args:
         max_rows: maximum number of candidates. An idle service accepts one request of any size.
-        max_requests: maximum number of requests; default: one per ``ROWS_PER_REQUEST`` candidates.
+        max_requests: maximum number of requests, because small requests cost more than their candidates.
 
     Attributes:
         rows: number of admitted candidates.
         requests: number of admitted requests.
     """
 
-    def __init__(self, max_rows: int, max_requests: int | None = None) -> None:
-        self._max_rows, self._max_requests = max_rows, max_requests or max(1, max_rows // ROWS_PER_REQUEST)
+    def __init__(self, max_rows: int, max_requests: int) -> None:
+        self._max_rows, self._max_requests = max_rows, max_requests
         self._average_rows = 0.0
         self.rows = self.requests = 0
 

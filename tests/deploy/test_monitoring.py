@@ -105,7 +105,7 @@ def test_dashboard_panels_use_provisioned_datasource_and_do_not_overlap() -> Non
     assert max(x for x, _ in cells) < 24
 
 
-def test_operations_guide_documents_every_alert() -> None:
+def test_incidents_page_documents_every_alert() -> None:
     guide = (DEPLOY.parent / "docs" / "incidents.md").read_text()
     assert [alert for alert in ALERTS if f"`{alert}`" not in guide] == []
 

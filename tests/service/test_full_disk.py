@@ -133,6 +133,7 @@ def test_feedback_on_a_full_disk_is_rejected_until_there_is_room(
         assert value(service, "ranker_feedback_queue_bytes") == 0
         assert value(service, "ranker_feedback_failures_total,operation=write") == client.rejected
         assert_reported_once_a_minute(service, "feedback cannot be written: ", start)
+        service.wait_until(lambda: list(full_disk.glob("*.jsonl")))
         move_files(full_disk, tmp_path / "collected")
         wait_until(lambda: client.send_feedback() == 202)
         service.wait_until(lambda: not list(full_disk.glob("*.part")))

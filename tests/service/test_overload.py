@@ -124,7 +124,7 @@ OVERHEAD = 1.5
 OTHER_MEMORY = 96 * MIB
 """Memory for the connections, for a body that is being joined, and for the other requests."""
 MAX_ROWS = 3_000
-"""Maximum number of candidates of admitted requests; so many small requests are fewer than the clients of an attack."""
+"""Maximum number of candidates of admitted requests; fewer requests fit into it than an attack has clients."""
 ROUNDS, LARGE, SMALL = 3, 1, 20
 """Rounds of an attack, and answers to large and small requests of other clients, for which a test waits."""
 BODIES = 60

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ranking.errors import ConfigError
-from service.settings import PREFIX, TEST_VARIABLES, Settings, load_settings
+from service.settings import PREFIX, REMOVED, TEST_VARIABLES, Settings, describe_setting, load_settings
 
 REPOSITORY: dict[str, Any] = {"repository": Path("repository")}
 MIB = 1024 * 1024
@@ -51,6 +51,34 @@ def test_load_settings_invalid_setting_names_its_source(
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_settings(REPOSITORY, file, environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("max_queue_requests", "set max_queue_rows instead"),
+        ("served_log_max_total_bytes", "set max_log_bytes instead"),
+        ("max_header_bytes", "delete it; docs/settings.md has its value"),
+    ],
+)
+def test_load_settings_removed_setting_names_its_replacement(file: Path, name: str, fix: str) -> None:
+    message = f"{name}: this setting was removed: {fix}"
+    with pytest.raises(ConfigError, match=f"the environment: {message}"):
+        load_settings(REPOSITORY, environ={f"RANKER_{name.upper()}": "5"})
+    file.write_text(f"{name} = 5")
+    with pytest.raises(ConfigError, match=f"service.toml: {message}"):
+        load_settings(REPOSITORY, file, {})
+
+
+def test_removed_settings_have_replacements_that_exist() -> None:
+    assert not REMOVED.keys() & Settings.model_fields.keys()
+    assert set(REMOVED.values()) - {None} <= Settings.model_fields.keys()
+
+
+def test_describe_setting_names_the_default_once() -> None:
+    assert describe_setting("backend").endswith("else 'onnxruntime'. Default: auto.")
+    assert describe_setting("threads").count("Default") == 1
+    assert all(describe_setting(name).count("Default") <= 1 for name in Settings.model_fields)
 
 
 def test_load_settings_missing_file_raises_config_error(file: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ranking.frozen.ranker import FrozenRanker
+from service.backends import cuda
 from service.backends.cuda import CudaBackend
 from tests.service.backends.test_parity import TASKS, DrawRows, encode_requests
 
@@ -32,10 +33,12 @@ def repeated(*functions: object) -> Iterator[list[BaseException]]:
     threads = [threading.Thread(target=repeat, args=(function,)) for function in functions]
     for thread in threads:
         thread.start()
-    yield errors
-    stopped.set()
-    for thread in threads:
-        thread.join()
+    try:
+        yield errors
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_scores_while_other_threads_load_versions_match(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
@@ -53,6 +56,25 @@ def test_scores_while_other_threads_load_versions_match(hand_ranker: FrozenRanke
         for _ in range(20):
             backend = CudaBackend(hand_ranker, device)
             for _ in range(3):
+                np.testing.assert_allclose(backend.scores(batch, TASKS), expected, rtol=1e-5, atol=1e-5)
+    assert not errors
+
+
+def test_evictions_while_other_threads_capture_do_not_disturb_scores(
+    hand_ranker: FrozenRanker, draw_rows: DrawRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects requests while a version is loaded; captures many graphs."""
+    monkeypatch.setattr(cuda, "CACHED_GRAPHS", 2)
+    device = torch.device("cuda")
+    batches = [encode_requests(hand_ranker, draw_rows, sizes) for sizes in ([3], [20], [40], [80, 1], [5, 5])]
+
+    def load() -> None:
+        CudaBackend(hand_ranker, device).scores(batches[0][0], TASKS)
+
+    backend = CudaBackend(hand_ranker, device)
+    with repeated(load, load) as errors:
+        for _ in range(20):
+            for batch, expected in batches:
                 np.testing.assert_allclose(backend.scores(batch, TASKS), expected, rtol=1e-5, atol=1e-5)
     assert not errors
 

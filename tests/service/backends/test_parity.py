@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -214,3 +216,17 @@ def test_onnx_backend_session_cache_is_bounded(
         np.testing.assert_allclose(scores[:, 0], expected[:, TASKS.index(tasks[0])], rtol=1e-5, atol=1e-5)
     assert isinstance(backend, onnx_backend.OnnxBackend)
     assert len(backend._sessions) == 2
+
+
+def test_cuda_backend_without_references_is_freed_at_once(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
+    """The service freezes the objects of a loaded version, so that the collector would never free a cycle."""
+    batch, _ = encode_requests(hand_ranker, draw_rows, [3, 1])
+    backend = CudaBackend(hand_ranker, DEVICE)
+    backend.scores(batch, TASKS)
+    reference = weakref.ref(backend)
+    gc.disable()
+    try:
+        del backend
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -9,6 +9,7 @@ import numpy as np
 from tests.support.background_load import BackgroundLoad
 from tests.support.http_client import NO_RESPONSE, post_json
 from tests.support.ports import HOST
+from tests.support.waiting import wait_until
 
 TOLERANCE = 1e-5
 
@@ -30,6 +31,15 @@ class CheckingClients(BackgroundLoad):
     def degraded(self) -> int:
         """Number of degraded responses so far."""
         return sum(response.json()["degraded"] for response in self.responses.copy() if response.status == 200)
+
+    def wait_until_complete(self, count: int) -> None:
+        """Wait until that many successive responses are not degraded, because no circuit breaker is open."""
+
+        def are_complete() -> bool:
+            last = self.responses[-count:]
+            return all(response.status == 200 and not response.json()["degraded"] for response in last)
+
+        wait_until(are_complete, "no response is degraded")
 
     def faults(self) -> list[str]:
         """Describe the wrong ones of the responses since the last call."""

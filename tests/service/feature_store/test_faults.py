@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from service.feature_store.lookup import BREAKER_SECONDS
 from tests.support.background_load import BackgroundLoad
 from tests.support.hand_ranker import ITEMS
 from tests.support.processes import ServiceProcess, running_service
@@ -15,7 +16,6 @@ from tests.support.slow_proxy import SlowProxy
 from tests.support.waiting import wait_until
 
 CLIENTS = 8
-BREAKER_SECONDS = 0.5
 SLOW_SECONDS = 3_600.0
 """Delay of the slow store: none of its responses arrives, so that no lookup closes the circuit breaker."""
 BODY = {"user": {"id": "u1"}, "context": {"tab": "home"}, "items": {"id": list(range(ITEMS))}}

@@ -19,11 +19,11 @@ import pytest
 
 from pipelines.bench.attacks import RETRIES
 from service.engine import engine
-from service.engine.admission import ROWS_PER_REQUEST
 from service.protocol.problems import RETRY_AFTER_SECONDS
 from service.server import protocol
 from service.server.pacing import EARLY_SECONDS
 from service.server.protocol import MAX_EARLY_RETRIES
+from service.settings import ROWS_PER_REQUEST
 from tests.support.http_client import post_json
 from tests.support.ports import HOST
 from tests.support.processes import ServiceProcess, running_service
