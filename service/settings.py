@@ -321,7 +321,8 @@ class Settings(BaseModel):
 def describe_setting(name: str) -> str:
     """Return the description of a setting, with its default, as one line of plain text."""
     field = Settings.model_fields[name]
-    default = "" if field.default in (None, False) or field.default_factory else f"Default: {field.default}."
+    named = field.is_required() or field.default is None or field.default is False  # by the description, or obvious
+    default = "" if named or field.default_factory else f"Default: {field.default}."
     return f"{' '.join((field.description or '').replace('`', chr(39)).split())} {default}".rstrip()
 
 
@@ -343,7 +344,7 @@ def load_settings(
     sources["the command line"] = {name: value for name, value in options.items() if value is not None}
     for source, values in sources.items():
         for name in sorted(values.keys() & REMOVED.keys()):
-            fix = f"set {REMOVED[name]} instead" if REMOVED[name] else "delete it; docs/settings.md has its value"
+            fix = f"set {REMOVED[name]} instead" if REMOVED[name] else "delete it; CHANGELOG.md lists what replaces it"
             raise ConfigError(f"{source}: {name}: this setting was removed: {fix}")
     merged = {name: value for values in sources.values() for name, value in values.items()}
     try:

@@ -16,6 +16,7 @@ from pipelines.bench.server_process import ServerProcess
 from pipelines.console import print_status
 from ranking.errors import RankerError
 from ranking.temporary_folders import temporary_folder
+from service.settings import ROWS_PER_REQUEST
 
 FORM, CLIENTS = "ids", 32
 MAX_ADMITTED = 50
@@ -35,7 +36,7 @@ def measure_overload(harness: Harness) -> dict[str, Any]:
     candidates, seconds = _candidates(harness), harness.sizes.overload_seconds
     turns = []
     for turn in range(harness.sizes.turns):
-        with harness.service(max_queue_rows=MAX_ADMITTED * candidates) as server:
+        with harness.service(max_queue_rows=MAX_ADMITTED * max(candidates, ROWS_PER_REQUEST)) as server:
             _closed_loop(harness, server, CLIENTS)  # Warms up the service.
             alone, resident = _closed_loop(harness, server, CLIENTS), server.resident_bytes()
             rate = OVERLOAD_FACTOR * alone["per_second"]

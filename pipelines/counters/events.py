@@ -39,7 +39,7 @@ from ranking.schema.counters import DAY
 MICROSECONDS = 1_000_000
 """Microseconds per second."""
 GROUP_ROWS = 262_144
-"""Least number of rows of a row group of the events."""
+"""Rows of a row group of the events."""
 MAX_CACHED_HASHES = 1_000_000
 """Maximum number of ids whose hashes are remembered between the chunks of a log."""
 

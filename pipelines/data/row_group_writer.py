@@ -40,20 +40,22 @@ class RowGroupWriter:
     def write(self, table: pa.Table) -> None:
         """Add a table with the columns and types of the first one."""
         self._pending.append(table)
-        if sum(part.num_rows for part in self._pending) >= self._rows:
-            self._flush()
+        if (rows := sum(part.num_rows for part in self._pending)) >= self._rows:
+            self._flush(rows // self._rows * self._rows)
 
     def close(self) -> None:
         """Write the remaining rows and close the file, if there is one."""
         try:
             if self._pending:
-                self._flush()
+                self._flush(sum(part.num_rows for part in self._pending))
         finally:
             if self._writer is not None:
                 self._writer.close()
 
-    def _flush(self) -> None:
+    def _flush(self, rows: int) -> None:
+        """Write the first of the collected rows."""
         table = pa.concat_tables(self._pending)
-        self._pending = []
+        self._pending = [table.slice(rows)] if rows < table.num_rows else []
         self._writer = self._writer or pq.ParquetWriter(self._file, table.schema, **self._options)
-        self._writer.write_table(table, self._rows)
+        if rows:
+            self._writer.write_table(table.slice(0, rows), self._rows)

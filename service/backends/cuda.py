@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -96,7 +96,8 @@ class CudaBackend:
         self._shared = Embedding(self._splitter.shared, ranker.graph.weights).to(device)
         self._items = Embedding(self._splitter.items, ranker.graph.weights).to(device)
         self._buckets: LRUCache[BucketSize, _Bucket] = LRUCache(CACHED_GRAPHS)
-        self._bodies: WeakValueDictionary[tuple[str, ...], FusedMoE] = WeakValueDictionary()
+        weakref.finalize(self, _clear, self._buckets).atexit = False
+        self._bodies: weakref.WeakValueDictionary[tuple[str, ...], FusedMoE] = weakref.WeakValueDictionary()
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     @torch.inference_mode()
@@ -106,10 +107,6 @@ class CudaBackend:
             return np.empty((0, len(tasks)), np.float32)
         size = _bucket_size(batch, tasks)
         return self._ranker.finished(self._bucket(size).run(batch).numpy(), tasks)
-
-    def __del__(self) -> None:
-        with CAPTURES:
-            self._buckets.clear()
 
     def _bucket(self, size: BucketSize) -> _Bucket:
         # A new bucket may evict another: see CAPTURES.
@@ -148,6 +145,11 @@ class CudaBackend:
             _zeros(size.candidates, len(items.ids), size.bag_values[shared_bags:], len(items.dense)),
             torch.zeros(size.candidates, dtype=torch.int64),
         )
+
+
+def _clear(buckets: LRUCache[BucketSize, _Bucket]) -> None:
+    with CAPTURES:
+        buckets.clear()
 
 
 class _Bucket:

@@ -27,6 +27,8 @@ POLL_SECONDS = 0.5
 """Seconds between two health checks: uvicorn's interval."""
 START_SECONDS = 120.0
 """Seconds in which a new process must answer its first health check; until then it imports modules."""
+KILLED_SECONDS = 1.0
+"""Maximum seconds to wait for a killed process to end."""
 HANG_SECONDS = 10.0
 """Seconds without an answer after which a process hangs and is replaced."""
 RESTART_SECONDS = 5.0
@@ -171,6 +173,8 @@ class Supervisor(Multiprocess):
             if signals or self.failure is not None or time.monotonic() > end:
                 self._kill_all()
             if signals:
+                for worker in self.processes:
+                    worker.process.join(KILLED_SECONDS)
                 os._exit(SIGNAL_EXIT_BASE + signals[0])
             if time.monotonic() > end + KILL_MARGIN_SECONDS:
                 os._exit(1)  # a process in an uninterruptible wait does not end

@@ -25,7 +25,7 @@ def test_write_collects_tables_until_they_fill_a_group(tmp_path: Path) -> None:
     with RowGroupWriter(file, 10) as writer:
         for start in range(0, 27, 3):
             writer.write(numbers(start, start + 3))
-    assert group_sizes(file) == [10, 2, 10, 2, 3]
+    assert group_sizes(file) == [10, 10, 7]
     assert pq.read_table(file)["n"].to_pylist() == list(range(27))
 
 
@@ -39,6 +39,7 @@ def test_writer_of_an_empty_table_writes_its_schema_and_without_tables_no_file(t
     with RowGroupWriter(tmp_path / "empty.parquet") as writer:
         writer.write(numbers(0, 0))
     assert pq.read_table(tmp_path / "empty.parquet") == numbers(0, 0)
+    assert group_sizes(tmp_path / "empty.parquet") == []
     with RowGroupWriter(tmp_path / "none.parquet"):
         pass
     assert not (tmp_path / "none.parquet").exists()

@@ -43,7 +43,7 @@ class SimulatedProcess:
     def is_alive(self) -> bool:
         return self.exitcode is None
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         assert self.exitcode is not None
 
     def end(self, code: int) -> None:
