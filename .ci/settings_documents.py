@@ -11,9 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
-from service.settings import Settings
+from service.settings import Settings, format_default
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "settings.md"
@@ -71,24 +69,12 @@ def settings_block() -> str:
 
 def settings_table() -> str:
     """Return the table of the page, in the order of the settings."""
-    rows = [
-        f"| `{name}` | {format_default(name, field)} | {' '.join((field.description or '').split())} |"
-        for name, field in Settings.model_fields.items()
-    ]
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = format_default(name) or "–"
+        cell = f"`{default}`" if default[0].isalpha() else default
+        rows.append(f"| `{name}` | {cell} | {' '.join((field.description or '').split())} |")
     return "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows])
-
-
-def format_default(name: str, field: FieldInfo) -> str:
-    """Return the default of a setting; a dash if its description names it or there is none."""
-    value = field.default
-    if value is None or field.is_required() or field.default_factory:
-        return "–"
-    if isinstance(value, frozenset):
-        return f"`{','.join(sorted(value)) or 'none'}`"
-    if name.endswith("_bytes"):
-        unit, size = ("GiB", 1024**3) if value >= 1024**3 else ("MiB", 1024**2)
-        return f"{value / size:g} {unit}"
-    return f"`{str(value).lower()}`" if isinstance(value, str | bool) else f"{value:g}"
 
 
 def replace(file: Path, pattern: re.Pattern[str], text: str) -> None:

@@ -319,11 +319,24 @@ class Settings(BaseModel):
 
 
 def describe_setting(name: str) -> str:
-    """Return the description of a setting, with its default, as one line of plain text."""
+    """Return the description of a setting, with its default unless that is false, as one line of plain text."""
+    text = " ".join((Settings.model_fields[name].description or "").replace("`", "'").split())
+    default = format_default(name)
+    return text if default in (None, "false") else f"{text} Default: {default}."
+
+
+def format_default(name: str) -> str | None:
+    """Return the default of a setting as text; None if there is none, or if the description names it."""
     field = Settings.model_fields[name]
-    named = field.is_required() or field.default is None or field.default is False  # by the description, or obvious
-    default = "" if named or field.default_factory else f"Default: {field.default}."
-    return f"{' '.join((field.description or '').replace('`', chr(39)).split())} {default}".rstrip()
+    value = field.default
+    if value is None or field.is_required() or field.default_factory:
+        return None
+    if isinstance(value, frozenset):
+        return ",".join(sorted(value)) or "none"
+    if name.endswith("_bytes"):
+        unit, size = ("GiB", 1024**3) if value >= 1024**3 else ("MiB", 1024**2)
+        return f"{value / size:g} {unit}"
+    return str(value).lower() if isinstance(value, str | bool) else f"{value:g}"
 
 
 def load_settings(

@@ -61,7 +61,7 @@ class Gateway:
         state = scope.setdefault("state", {})
         state["request_id"], state["timer"] = id_text, timer
         limits = self._limits
-        if (lease := state.get(LEASE)) is None:  # there is no body, or the protocol counts no bytes of it
+        if (lease := state.get(LEASE)) is None:  # no body, or a server that does not count its bytes
             lease = state[LEASE] = BodyLease(self._context.bodies)
         receive_limited = limit_body(receive, headers, lease, limits.max_body_bytes, limits.read_seconds)
         status, complete = 0, False

@@ -80,6 +80,8 @@ def test_removed_settings_are_in_the_changelog_and_have_replacements_that_exist(
 def test_describe_setting_names_the_default_once() -> None:
     assert describe_setting("backend").endswith("else 'onnxruntime'. Default: auto.")
     assert describe_setting("threads").count("Default") == 1
+    assert describe_setting("feedback_reject").endswith("Default: time,value.")
+    assert "Undefined" not in describe_setting("repository")
     assert describe_setting("keys").count("Default") == describe_setting("no_keys").count("Default") == 0
 
 

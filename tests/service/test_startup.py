@@ -12,12 +12,12 @@ import pytest
 
 from tests.support.hanging_filesystem import hanging_filesystem
 from tests.support.http_client import send_request
-from tests.support.processes import running_service, started_service
+from tests.support.processes import cli_after, running_service, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
 DELAYED_LOADING = """
 # Serve, but delay the loading of models while a file exists.
-import sys, time
+import time
 from pathlib import Path
 from service.models import reconciler
 
@@ -29,8 +29,6 @@ def load_delayed(*arguments):
     return load_model(*arguments)
 
 reconciler.load_model = load_delayed
-from pipelines.cli.main import main
-sys.exit(main())
 """
 
 
@@ -39,7 +37,7 @@ def test_service_is_alive_at_once_and_ready_when_models_are_loaded(
 ) -> None:
     delay_file = tmp_path / "delay"
     delay_file.touch()
-    with started_service(repository, python=("-c", DELAYED_LOADING, str(delay_file)), threads=1) as service:
+    with started_service(repository, python=(*cli_after(DELAYED_LOADING), str(delay_file)), threads=1) as service:
         service.wait_until(lambda: send_request(f"{service.url}/v2/health/live").status == 200)
         for path, body in (("/v2/health/ready", None), ("/v1/rank", request_body), ("/v2/models/feed", None)):
             response = send_request(f"{service.url}{path}", body)
@@ -54,7 +52,7 @@ def test_service_is_alive_at_once_and_ready_when_models_are_loaded(
 
 HANGING_FILES = """
 # Serve, but let every read of the repository hang while a file exists.
-import os, sys, time
+import os, time
 from pathlib import Path
 from ranking.artifacts import repository
 
@@ -70,8 +68,6 @@ from service import main
 from service.http import admin
 from service.models import watcher
 main.CHECK_SECONDS = admin.REPOSITORY_SECONDS = watcher.STOP_SECONDS = 0.5
-from pipelines.cli.main import main
-sys.exit(main())
 """
 
 
@@ -125,7 +121,7 @@ def test_service_whose_repository_hangs_is_alive_and_stops(repository: Path, tmp
     hang_file = tmp_path / "hang"
     hang_file.touch()
     with started_service(
-        repository, python=("-c", HANGING_FILES, str(hang_file)), threads=1, poll_seconds=0.1
+        repository, python=(*cli_after(HANGING_FILES), str(hang_file)), threads=1, poll_seconds=0.1
     ) as service:
         service.wait_until(lambda: send_request(f"{service.url}/v2/health/live").status == 200)
         assert send_request(f"{service.url}/v2/health/ready").status == 503
@@ -151,7 +147,7 @@ def test_service_whose_repository_hangs_later_continues_to_rank_and_stops(
 ) -> None:
     hang_file = tmp_path / "hang"
     with started_service(
-        repository, python=("-c", HANGING_FILES, str(hang_file)), threads=1, poll_seconds=0.1
+        repository, python=(*cli_after(HANGING_FILES), str(hang_file)), threads=1, poll_seconds=0.1
     ) as service:
         service.wait_until_ready()
         hang_file.touch()

@@ -15,7 +15,7 @@ from pipelines.bench.server_process import STARTED
 from service.telemetry.shared_metrics import INITIAL_BYTES
 from tests.support.http_client import send_request
 from tests.support.ports import free_port
-from tests.support.processes import ServiceProcess, running_service, started_service
+from tests.support.processes import ServiceProcess, cli_after, running_service, started_service
 from tests.support.small_filesystem import small_filesystem
 from tests.support.waiting import TIMEOUT_SECONDS
 
@@ -23,18 +23,14 @@ pytestmark = pytest.mark.system
 
 LIMITED = """
 # Serve without writing files above {limit} bytes, as on a full filesystem.
-import resource, sys
+import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-from pipelines.cli.main import main
-sys.exit(main())
 """
 
 STDERR = """
 # Serve with another stderr.
-import os, sys
+import os
 os.dup2({descriptor}, 2)
-from pipelines.cli.main import main
-sys.exit(main())
 """
 
 
@@ -65,7 +61,7 @@ def exercise(service: ServiceProcess, body: dict[str, Any]) -> None:
 def test_service_that_cannot_write_its_metrics_answers_and_says_so(
     repository: Path, request_body: dict[str, Any]
 ) -> None:
-    python = ("-c", LIMITED.format(limit=INITIAL_BYTES - 1))
+    python = cli_after(LIMITED.format(limit=INITIAL_BYTES - 1))
     with started_service(repository, python=python, workers=2, threads=1) as service:
         service.wait_until_ready()
         exercise(service, request_body)
@@ -116,7 +112,7 @@ def test_service_whose_log_cannot_be_written_answers(repository: Path, request_b
     if kind == "full disk":
         writer = os.open("/dev/full", os.O_WRONLY)
     os.set_inheritable(writer, True)
-    python = ("-c", STDERR.format(descriptor=writer))
+    python = cli_after(STDERR.format(descriptor=writer))
     port = ["--port", str(free_port())]  # the log, which names it, cannot be read
     with started_service(
         repository, port, python=python, inherited=(writer,), threads=1, slow_ms=1e-6
