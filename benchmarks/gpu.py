@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.bench.interleave import interleave, ratios
+from benchmarks.serving.interleave import interleave, ratios
 from pipelines.bench.tables import section, spread
 from ranking.encoding.bins import Bins
 from service.backends.torch_modules import Buffers, CudaGraphRunner, Embedding, FusedMoE, Layer, bucket_size

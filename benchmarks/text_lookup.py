@@ -24,7 +24,7 @@ import pyarrow as pa
 import xxhash
 
 from benchmarks.lookup import KINDS, encoder_of, schema_of, table_of
-from pipelines.bench.reference import write_reference
+from benchmarks.serving.reference import write_reference
 from pipelines.bench.requests import Requests
 from ranking.artifacts import bundle
 from ranking.lookup.feature_index import FeatureIndex, write_feature_index

@@ -37,7 +37,7 @@ PROGRAM_MODULES = {
     "benchmarks.training.growth",
     "multiprocessing",
     "pipelines.bench.harness",
-    "pipelines.bench.overload",
+    "benchmarks.serving.overload",
     "pipelines.bench.server_process",
     "pipelines.jobs.demo",
     "pipelines.tuning.workers",

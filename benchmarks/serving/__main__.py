@@ -2,15 +2,17 @@
 
     python -m benchmarks.serving
 
-In addition to the parts of ``ranker bench``, it compares the frozen model with the dense one and with the roofline of
-the processor, and the service with other ways to serve the bundle. It measures the CPU time of a request by area and
-compares the results with performance targets. Writes results/serving.json, results/serving.svg, and the generated parts
-of benchmarks.md and scaling.md. What is not installed (requirements/bench.lock) is omitted.
+In addition to the loads of ``ranker bench``, it measures overload, attacks and the served log. It compares the frozen
+model with the dense one and with the roofline of the processor, and the service with other ways to serve the bundle. It
+measures the CPU time of a request by area and compares the results with performance targets. Writes
+results/serving.json, results/serving.svg, and the generated parts of benchmarks.md and scaling.md. What is not
+installed (requirements/bench.lock) is omitted.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,13 +22,34 @@ from typing import Any
 
 from benchmarks.document import replace_part
 from benchmarks.serving import budget, capacity, latency_plot, peer_comparison, report
+from benchmarks.serving.batching import measure_batching
+from benchmarks.serving.engine_only import measure_engine_only
+from benchmarks.serving.engines import measure_engines
+from benchmarks.serving.overload import measure_attacks, measure_overload
+from benchmarks.serving.reference import write_reference
+from benchmarks.serving.served_log import measure_served_log
+from benchmarks.serving.sizes import FULL, QUICK
 from pipelines.bench import benchmark
-from pipelines.bench.command import read_results, write_results
-from pipelines.bench.sizes import FULL, QUICK
+from pipelines.bench.command import write_results
 from ranking.errors import RankerError
+from ranking.temporary_folders import temporary_folder
 
 DOCS = Path(__file__).parents[2] / "docs"
-PARTS = (*benchmark.PARTS, peer_comparison.PART, budget.PART)
+PARTS: dict[str, benchmark.Part] = {
+    "engines": measure_engines,
+    "http": benchmark.measure_http,
+    "bare": measure_engine_only,
+    "open": benchmark.measure_open_loop,
+    "batching": measure_batching,
+    "overload": measure_overload,
+    "attacks": measure_attacks,
+    "served": measure_served_log,
+    peer_comparison.PART: peer_comparison.compare,
+    budget.PART: budget.measure_budget,
+}
+"""Part → its measurement."""
+REFERENCE = "reference"
+"""Name of the reference model in the results."""
 NAME = "serving"
 """Name of the generated part of benchmarks.md and of the result files."""
 
@@ -45,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--only",
         choices=PARTS,
         nargs="+",
-        default=PARTS,
+        default=tuple(PARTS),
         metavar="PART",
         help=f"parts to measure, of {', '.join(PARTS)} (default: all)",
     )
@@ -56,19 +79,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes, effort = (QUICK, peer_comparison.QUICK) if arguments.quick else (FULL, peer_comparison.FULL)
     if arguments.items is not None:
         sizes = replace(sizes, items=arguments.items)
-    parts: dict[str, benchmark.Part] = {
-        **benchmark.PARTS,
-        "engines": partial(benchmark.measure_engines, module="benchmarks.serving.engines"),
-        peer_comparison.PART: partial(peer_comparison.compare, effort=effort),
-        budget.PART: budget.measure_budget,
-    }
+    measurements = PARTS | {peer_comparison.PART: partial(peer_comparison.compare, effort=effort)}
+    parts = {part: measurements[part] for part in arguments.only}
     file = arguments.docs / "results" / f"{NAME}.json"
-    results = read_results(file)
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     try:
-        for result in benchmark.run_benchmark(None, sizes, arguments.threads, arguments.only, parts):
-            results |= result
-            write_results(file, results)
-            write_documents(arguments.docs, results)
+        with temporary_folder("bench") as work:
+            write_reference(work / REFERENCE, sizes.items, sizes.users)
+            for result in benchmark.run_parts(work / REFERENCE, sizes, arguments.threads, parts):
+                results |= result
+                write_results(file, results)
+                write_documents(arguments.docs, results)
     except RankerError as error:
         print(f"benchmarks.serving: {error}", file=sys.stderr)
         return 1

@@ -6,8 +6,8 @@ import math
 import statistics
 from typing import Any
 
+from benchmarks.serving.engines import LOOK_UP
 from benchmarks.serving.targets import FROZEN
-from pipelines.bench.engines import LOOK_UP
 from pipelines.bench.tables import section
 
 PART = "capacity"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipelines.bench.reference import set_selection
+from benchmarks.serving.reference import set_selection
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import DSelectKConfig
 from ranking.model.dense_inputs import DenseInputs

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.serving.measured_server import paused
 from benchmarks.serving.peer_scores import ScoreCheck
 from benchmarks.serving.peers.catalog import PEERS, Peer, Settings
 from benchmarks.serving.peers.forms import PLAIN, Form
@@ -129,7 +130,7 @@ class _Comparison:
                     for case in group:
                         loads[case.key] = {}
                         for name, process, form, other in order:
-                            with other.paused():
+                            with paused(other):
                                 loads[case.key][name] = self._load(case, process, form, self._effort.seconds)
         return loads
 

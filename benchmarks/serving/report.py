@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.serving import budget, peer_comparison, targets
+from benchmarks.serving.batching import format_batching
+from benchmarks.serving.engine_only import format_engine_only
+from benchmarks.serving.engines import format_engines
+from benchmarks.serving.overload import format_attacks, format_overload
+from benchmarks.serving.served_log import format_served_log
 from pipelines.bench import report
-from pipelines.bench.report import caption_of_turns, rate_and_latencies
+from pipelines.bench.report import Table, caption_of_turns, rate_and_latencies
 from pipelines.bench.tables import plural, section, spread
 
 RATIOS = ("per_second", "p50", "p99", "cpu")
@@ -16,8 +21,7 @@ RATIOS = ("per_second", "p50", "p99", "cpu")
 def format_report(results: dict[str, Any]) -> str:
     """Format all tables, the targets first."""
     measured = {part: result["measured"] for part, result in results.items()}
-    tables = report.TABLES | {peer_comparison.PART: _peers, budget.PART: budget.format_budget}
-    return _targets(measured) + "\n" + report.format_tables(results, tables)
+    return _targets(measured) + "\n" + report.format_tables(results, TABLES)
 
 
 def _targets(measured: dict[str, Any]) -> str:
@@ -53,3 +57,18 @@ def _peer_case(case: dict[str, int], peers: list[dict[str, Any]], load: float) -
         ("", "requests/s, p50 / p99", "requests/s", "p50", "p99", "CPU", "settings"),
         rows,
     )
+
+
+TABLES: dict[str, Table] = {
+    "engines": format_engines,
+    "http": report.TABLES["http"],
+    "bare": format_engine_only,
+    "open": report.TABLES["open"],
+    "batching": format_batching,
+    "overload": format_overload,
+    "attacks": format_attacks,
+    "served": format_served_log,
+    peer_comparison.PART: _peers,
+    budget.PART: budget.format_budget,
+}
+"""Part → formatter of its table."""

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.serving.engine_only import http_to_engine_ratios
+from benchmarks.serving.engines import LOOK_UP
+from benchmarks.serving.interleave import ratios
+from benchmarks.serving.overload import REJECTED, attack_slowdown
 from benchmarks.serving.peer_comparison import PART as PEERS
 from benchmarks.serving.peers.catalog import HAND_WRITTEN, LITSERVE
 from benchmarks.serving.roofline import ROOFLINE
-from pipelines.bench.engines import LOOK_UP
-from pipelines.bench.interleave import ratios
-from pipelines.bench.report import REJECTED, attack_slowdown, http_to_engine_ratios, served_log_ratios
+from benchmarks.serving.served_log import served_log_ratios
 from pipelines.bench.tables import spread
 
 Results = Mapping[str, Any]

@@ -1,52 +1,40 @@
-"""``ranker bench``: measures a bundle, writes the results as JSON and returns them as tables."""
+"""``ranker bench``: measures the service with a bundle, writes the results as JSON and returns them as tables."""
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipelines.bench import report
-from pipelines.bench.benchmark import PARTS, run_benchmark
-from pipelines.bench.sizes import FULL, QUICK, SHORT
+from pipelines.bench.benchmark import PARTS, run_parts
+from pipelines.bench.sizes import FULL, SHORT
 from ranking.artifacts.atomic_files import os_error_text
-from ranking.errors import OutputError, UsageError
-
-SHORT_PARTS = ("engines", "http", "open")
-"""Parts that are measured by default: cost of scoring, latency and throughput."""
+from ranking.errors import OutputError
 
 
-def run(arguments: argparse.Namespace) -> str:
-    """Measure the requested parts; results of other parts in ``--json FILE`` are kept.
+def run(folder: Path, threads: int, *, full: bool, json_file: Path | None) -> str:
+    """Measure the service with a bundle; with ``json_file``, write the results after each part.
+
+    Args:
+        folder: the bundle.
+        threads: cores of the measured process.
+        full: measure more sizes, in three turns.
+        json_file: file for the results.
 
     Returns:
         Markdown tables.
 
     Raises:
-        UsageError: the options exclude each other.
         OutputError: the file cannot be written.
         RankerError: the bundle cannot be loaded, or a measurement failed.
     """
-    sizes = QUICK if arguments.quick else FULL if arguments.full else SHORT
-    parts = arguments.only or (tuple(PARTS) if arguments.full else SHORT_PARTS)
-    if arguments.items is not None:
-        if arguments.bundle is not None:
-            raise UsageError("--items sets the size of the reference model: omit it, or omit BUNDLE")
-        sizes = replace(sizes, items=arguments.items)
-    results = {} if arguments.json is None else read_results(arguments.json)
-    for result in run_benchmark(arguments.bundle, sizes, arguments.threads, parts):
+    results: dict[str, Any] = {}
+    for result in run_parts(folder, FULL if full else SHORT, threads, PARTS):
         results |= result
-        if arguments.json is not None:
-            write_results(arguments.json, results)
+        if json_file is not None:
+            write_results(json_file, results)
     return report.format_tables(results)
-
-
-def read_results(file: Path) -> dict[str, Any]:
-    """Read the results of an earlier benchmark, if the file exists."""
-    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return results
 
 
 def write_results(file: Path, results: dict[str, Any]) -> None:

@@ -18,8 +18,9 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from pipelines.bench.connection import ClientConnection, RequestBody, Response
-from pipelines.bench.interleave import percentile
 
 MIN_RESPONSES = 20
 """Minimum number of responses with status 200 in a closed loop, however long they take."""
@@ -134,16 +135,20 @@ def summarize(samples: list[Sample], begin: float, end: float, *, by_due: bool) 
             stages[stage] += milliseconds / len(successes)
     return {
         "per_second": len(completed) / (end - begin),
-        "p50": percentile(latencies, 0.5),
-        "p99": percentile(latencies, 0.99),
+        "p50": _percentile(latencies, 50),
+        "p99": _percentile(latencies, 99),
         "stages": dict(stages),
         "failed": {str(status): count for status, count in failed.items()},
-        "failed_p50": {str(status): percentile(values, 0.5) for status, values in failed_latencies.items()},
-        "failed_p99": {str(status): percentile(values, 0.99) for status, values in failed_latencies.items()},
+        "failed_p50": {str(status): _percentile(values, 50) for status, values in failed_latencies.items()},
+        "failed_p99": {str(status): _percentile(values, 99) for status, values in failed_latencies.items()},
         "bytes": sum(sample.response.size for sample in successes) / len(successes),
         "requests": len(successes),
         "sent": len(samples),
     }
+
+
+def _percentile(values: list[float], percent: float) -> float:
+    return float(np.percentile(values, percent, method="inverted_cdf"))
 
 
 async def _closed_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], float]:

@@ -16,16 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from pipelines.bench.load import HOST
 from ranking.errors import RankerError
@@ -127,44 +122,9 @@ class ServerProcess:
         """Return the CPU time that the processes have used."""
         return sum(process.ticks for process in _server_processes({self._process.pid}).values()) / CLOCK_TICKS
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the processes within the block, so that a server that polls while it is idle uses no CPU time."""
-        processes = list(_server_processes({self._process.pid}))
-        try:
-            for pid in processes:
-                os.kill(pid, signal.SIGSTOP)
-            yield
-        finally:
-            for pid in processes:
-                os.kill(pid, signal.SIGCONT)
-
-    def resident_bytes(self) -> int:
-        """Return the resident memory of the processes."""
-        pages = 0
-        for pid in _server_processes({self._process.pid}):
-            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    def responses(self) -> dict[str, float]:
-        """Return the number of ranking requests by status, as the service counts them."""
-        counts: dict[str, float] = defaultdict(float)
-        for sample in self._metric_samples():
-            if sample.name == "ranker_requests_total":
-                counts[sample.labels["status"]] += sample.value
-        return counts
-
-    def samples(self) -> dict[str, float]:
-        """Return the sum of the samples of each metric over its labels."""
-        sums: dict[str, float] = defaultdict(float)
-        for sample in self._metric_samples():
-            sums[sample.name] += sample.value
-        return sums
-
-    def _metric_samples(self) -> list[Sample]:
-        with urllib.request.urlopen(f"http://{HOST}:{self.port}/metrics") as response:
-            families = text_string_to_metric_families(response.read().decode())
-        return [sample for family in families for sample in family.samples]
+    def pids(self) -> list[int]:
+        """Return the ids of all processes of the server."""
+        return list(_server_processes({self._process.pid}))
 
     def _is_ready(self) -> bool:
         if self._port is None:

@@ -17,8 +17,6 @@ from service.settings import Settings, describe_setting, load_settings
 from service.telemetry.logs import LogFormat
 
 KEY_FILE = "file with the hashes of the API keys of the service"
-BENCH_PARTS = ("engines", "http", "bare", "open", "batching", "overload", "attacks", "served")
-"""Parts that ``ranker bench`` can measure."""
 
 
 def add_commands(commands: CommandGroup) -> None:
@@ -75,22 +73,9 @@ def add_commands(commands: CommandGroup) -> None:
     revoke.add_argument("name", metavar="NAME", help="name of the key")
 
     bench = commands.add(
-        "bench", "measure the cost of scoring and serving on this machine, in about a minute", _bench_command
+        "bench", "measure latency and throughput of the service with a bundle, in about a minute", _bench_command
     )
-    bench.add_argument(
-        "bundle",
-        type=Path,
-        nargs="?",
-        metavar="BUNDLE",
-        help=f"{BUNDLE} (default: a reference model with random weights)",
-    )
-    bench.add_argument(
-        "--only",
-        choices=BENCH_PARTS,
-        nargs="+",
-        metavar="PART",
-        help=f"parts to measure, of {', '.join(BENCH_PARTS)} (default: engines, http and open; with --full all)",
-    )
+    bench.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
     bench.add_argument(
         "--threads",
         type=positive_int,
@@ -98,19 +83,9 @@ def add_commands(commands: CommandGroup) -> None:
         help="cores of the measured process; load comes from the other cores (default: 1)",
     )
     bench.add_argument(
-        "--items", type=positive_int, help="items of the reference model (default: 100000; with --full 1000000)"
-    )
-    amount = bench.add_mutually_exclusive_group()
-    amount.add_argument(
         "--full", action="store_true", help="measure more sizes in three turns: about a quarter of an hour"
     )
-    amount.add_argument("--quick", action="store_true", help="measure tiny sizes, to test the benchmark itself")
-    bench.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the results to FILE; results of parts that are not measured are kept",
-    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
 
 
 def _serve_command(arguments: argparse.Namespace) -> None:
@@ -157,6 +132,6 @@ def _bench_command(arguments: argparse.Namespace) -> None:
 
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the measured servers, as Ctrl-C does
     try:
-        print(run(arguments))
+        print(run(arguments.bundle, arguments.threads, full=arguments.full, json_file=arguments.json))
     finally:
         signal.signal(signal.SIGTERM, previous)

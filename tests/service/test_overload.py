@@ -1,6 +1,6 @@
 """A service under overload and under attack: other clients are answered, and its queue and its memory are bounded.
 
-``ranker bench --full --only overload attacks`` measures how well it does; the nightly forms check the ratios of that.
+``python -m benchmarks.serving --only overload attacks`` measures how well it does; the nightly forms check its ratios.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench.attacks import ATTACKS, FEEDBACK_PATH, FLOOD, RETRIES, arriving_bodies, retries_without_backoff
-from pipelines.bench.benchmark import run_benchmark
-from pipelines.bench.overload import MAX_ADMITTED
-from pipelines.bench.sizes import QUICK
+from benchmarks.serving.attacks import ATTACKS, FEEDBACK_PATH, FLOOD, RETRIES, arriving_bodies, retries_without_backoff
+from benchmarks.serving.overload import MAX_ADMITTED, measure_attacks, measure_overload
+from benchmarks.serving.reference import write_reference
+from benchmarks.serving.sizes import QUICK
+from pipelines.bench.benchmark import run_parts
+from pipelines.bench.harness import Harness
 from service.settings import Settings
+from tests.conftest import Once
 from tests.support.background_load import BackgroundLoad
 from tests.support.memory import memory_bytes
 from tests.support.ports import HOST
@@ -37,11 +40,11 @@ MAX_GROWN_BYTES = 512 * 1024 * 1024
 """Upper bound of the memory that an attack takes; the bodies that never end would take 2 GB."""
 
 
-def run_turn(part: str, seconds: float) -> dict[str, Any]:
-    """Run one turn of a part of ``ranker bench`` with the reference model."""
+def run_turn(measure: Callable[[Harness], dict[str, Any]], reference: Path, seconds: float) -> dict[str, Any]:
+    """Run one turn of a part of the serving benchmark with the reference model."""
     sizes = replace(QUICK, overload_candidates=CANDIDATES, overload_seconds=seconds)
-    (report,) = run_benchmark(None, sizes, 1, [part])
-    (turn,) = report[part]["measured"]["turns"]
+    (report,) = run_parts(reference, sizes, 1, {"part": measure})
+    (turn,) = report["part"]["measured"]["turns"]
     return dict(turn)
 
 
@@ -77,15 +80,15 @@ def check_overload(turn: dict[str, Any]) -> None:
 
 
 @pytest.mark.system
-def test_overload_loses_no_request() -> None:
-    """A part of ``ranker bench``: an open loop of five times the capacity, and clients that retry at once."""
-    check_overload(run_turn("overload", 1.5))
+def test_overload_loses_no_request(reference: Path) -> None:
+    """A part of the serving benchmark: an open loop of five times the capacity, and clients that retry at once."""
+    check_overload(run_turn(measure_overload, reference, 1.5))
 
 
 @pytest.mark.nightly(short="test_overload_loses_no_request")
-def test_overload_at_five_times_the_capacity_keeps_the_throughput() -> None:
+def test_overload_at_five_times_the_capacity_keeps_the_throughput(reference: Path) -> None:
     def check() -> None:
-        turn = run_turn("overload", 30.0)
+        turn = run_turn(measure_overload, reference, 30.0)
         check_overload(turn)
         alone, crowd, after = turn["alone"], turn["crowd"], turn["after"]
         assert crowd["failed"]["429"] > successes(crowd)
@@ -102,9 +105,9 @@ def test_overload_at_five_times_the_capacity_keeps_the_throughput() -> None:
 
 
 @pytest.mark.nightly(short="test_attack_takes_bounded_memory_and_no_answer_from_others")
-def test_attacks_do_not_degrade_other_clients() -> None:
+def test_attacks_do_not_degrade_other_clients(reference: Path) -> None:
     def check() -> None:
-        turn = run_turn("attacks", 12.0)
+        turn = run_turn(measure_attacks, reference, 12.0)
         assert set(turn) == set(ATTACKS) - {RETRIES}
         for attack, loads in turn.items():
             before, during = loads["before"], loads["during"]
@@ -140,6 +143,12 @@ MATRIX: dict[str, tuple[Callable[[int], Generator[None, None, None]], str | None
 }
 """Name → attack on a port, and the reason of the rejections that show that it takes effect."""
 FEEDBACK_BODIES = partial(arriving_bodies, connections=BODIES, path=FEEDBACK_PATH), "body_memory"
+
+
+@pytest.fixture(scope="module")
+def reference(once: Once) -> Path:
+    """The reference model, with as many items as a request has candidates."""
+    return once("reference bundle of 2,000 items", lambda folder: write_reference(folder, QUICK.items, QUICK.users))
 
 
 @pytest.fixture(scope="module")

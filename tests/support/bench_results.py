@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from benchmarks.serving.engines import LOOK_UP
 from benchmarks.serving.peers.catalog import PEERS
 from benchmarks.serving.stacks import AREAS, FORWARD, JSON
-from pipelines.bench.engines import LOOK_UP
 
 STAGES = {"parse": 0.1, "look-up": 0.2, "queue": 5.0, "forward": 2.0, "write": 0.3}
 

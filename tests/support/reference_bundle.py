@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.bench.reference import write_reference
+from benchmarks.serving.reference import write_reference
 from ranking.artifacts import bundle
 from ranking.frozen.ranker import FrozenRanker
 

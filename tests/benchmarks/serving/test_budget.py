@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serving.budget import find_profiler, format_budget, measure_budget
+from benchmarks.serving.sizes import QUICK
 from benchmarks.serving.stacks import FORWARD
 from pipelines.bench.harness import Harness
-from pipelines.bench.sizes import QUICK
 from pipelines.jobs.publish import publish
 from tests.support.bench_results import measured_values
 

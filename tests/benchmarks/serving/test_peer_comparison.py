@@ -12,8 +12,8 @@ import pytest
 from benchmarks.serving import peer_comparison
 from benchmarks.serving.peer_comparison import QUICK, Case, compare
 from benchmarks.serving.peers.catalog import PEERS, Peer
+from benchmarks.serving.sizes import QUICK as QUICK_SIZES
 from pipelines.bench.harness import Harness
-from pipelines.bench.sizes import QUICK as QUICK_SIZES
 from pipelines.jobs.publish import publish
 from ranking.errors import RankerError
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench.attacks import RETRIES
+from benchmarks.serving.attacks import RETRIES
 from service.engine import engine
 from service.protocol.problems import RETRY_AFTER_SECONDS
 from service.server import protocol
@@ -177,7 +177,7 @@ def test_clients_that_wait_are_answered_beside_many_that_retry_at_once(
     cores = sorted(os.sched_getaffinity(0))
     settings = {"max_queue_rows": ROOM * ROWS_PER_REQUEST, "threads": 1, "backend": "onnxruntime"}
     with running_service(repository, cores={cores[0]}, **settings) as service:
-        command = [sys.executable, "-m", "pipelines.bench.attacks", RETRIES, str(service.port), str(RETRYING)]
+        command = [sys.executable, "-m", "benchmarks.serving.attacks", RETRIES, str(service.port), str(RETRYING)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as attack:
             try:
                 assert attack.stdout is not None

@@ -42,15 +42,3 @@ def _time_calls(call: Callable[[], object], seconds: float) -> list[float]:
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Divide two measurements turn by turn."""
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the values does not exceed (nearest-rank method).
-
-    Raises:
-        ValueError: ``values`` is empty.
-    """
-    if not values:
-        raise ValueError("no values")
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]

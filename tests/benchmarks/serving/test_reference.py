@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.bench.reference import set_selection
+from benchmarks.serving.reference import set_selection
 from ranking.encoding.request_batch import SharedItemSplitter
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK, Softmax

@@ -1,4 +1,4 @@
-"""Attacking clients, run as their own process: ``python -m pipelines.bench.attacks NAME PORT [CLIENTS]``.
+"""Attacking clients, run as their own process: ``python -m benchmarks.serving.attacks NAME PORT [CLIENTS]``.
 
 The process prints a line when the attack has started and continues until it is killed.
 """

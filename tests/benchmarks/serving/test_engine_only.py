@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench import engine_only
+from benchmarks.serving import engine_only
 
 
 class SlowBackend:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench.attacks import (
+from benchmarks.serving.attacks import (
     ATTACKS,
     END_OF_HEAD,
     FLOOD_CLIENTS,
@@ -162,7 +162,7 @@ def test_feedback_flood_repeats_feedback_after_each_response(server: RecordingSe
 
 
 def test_process_prints_started_and_continues(server: RecordingServer) -> None:
-    command = [sys.executable, "-m", "pipelines.bench.attacks", "headers of 1 MB", str(server.port)]
+    command = [sys.executable, "-m", "benchmarks.serving.attacks", "headers of 1 MB", str(server.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attack:
         assert attack.stdout is not None
         assert attack.stdout.readline() == "started\n"
