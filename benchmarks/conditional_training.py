@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 from pipelines.config.config import Config, load_config
-from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader, load_tables
+from pipelines.inspection.profile import profile_log
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext
 from pipelines.training.embedding_tables import EmbeddingTables

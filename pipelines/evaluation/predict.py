@@ -14,11 +14,11 @@ import torch
 
 from pipelines.console import print_status
 from pipelines.counters.columns import joined_columns
-from pipelines.data.profile import first_bad_row
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import TimeRange, local_days
 from pipelines.evaluation.slices import Slice, make_slice, simulates_absence, without_row
 from pipelines.evaluation.sources import LogRange, Scorer
+from pipelines.inspection.profile import first_bad_row
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import Float32
 from ranking.encoding.vocabulary import hash_column

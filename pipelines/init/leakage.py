@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pipelines.data.feature_inspection import Association, FeatureInspector
+from pipelines.inspection.feature_inspection import Association, FeatureInspector
 from ranking.encoding.feature_table import fill_features
 from ranking.schema import Schema
 

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from pipelines.console import print_status
 from pipelines.data.dated_table import feature_table
 from pipelines.data.dedup import DuplicateFilter
-from pipelines.data.label_bounds import default_bounds
 from pipelines.data.log_schema import bad_row_reasons, masked_labels
 from pipelines.data.splits import local_microseconds
 from pipelines.init.guesses import FeatureGuess, LeftOut, TaskGuess
@@ -23,6 +22,7 @@ from pipelines.init.roles import Overrides, Roles, guess_roles
 from pipelines.init.sizes import Sizes, choose_sizes
 from pipelines.init.source import Source
 from pipelines.init.splits import Labels, Splits, choose_splits
+from pipelines.inspection.label_bounds import default_bounds
 from ranking.encoding.columns import holds_integers
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError

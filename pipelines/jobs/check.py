@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from pipelines.config.config import Config
 from pipelines.counters.columns import joined_columns
-from pipelines.data.counter_suggestions import CounterSuggester, SuggestedCounter
-from pipelines.data.label_bounds import estimate_label_bounds
-from pipelines.data.profile import LogProfile, profile_log
-from pipelines.data.quality import find_errors, find_late_histories, find_warnings, require_learnable
 from pipelines.data.reader import LogReader, load_tables
+from pipelines.inspection.counter_suggestions import CounterSuggester, SuggestedCounter
+from pipelines.inspection.label_bounds import estimate_label_bounds
+from pipelines.inspection.profile import LogProfile, profile_log
+from pipelines.inspection.quality import find_errors, find_late_histories, find_warnings, require_learnable
 from pipelines.training.memory import require_memory
 from ranking.artifacts.atomic_files import check_writable
 from ranking.encoding.encoder_fitter import EncoderFitter

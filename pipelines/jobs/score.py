@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from pipelines.config.uri import Uri, redact_uri
 from pipelines.console import Progress, print_status
-from pipelines.data.profile import open_quarantine, write_bad_rows
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.row_group_writer import RowGroupWriter
+from pipelines.inspection.profile import open_quarantine, write_bad_rows
 from ranking.artifacts.atomic_files import check_writable, os_error_text
 from ranking.encoding.columns import canonical_ids
 from ranking.errors import LogError, OutputError

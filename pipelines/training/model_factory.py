@@ -7,7 +7,7 @@ import math
 from safetensors import SafetensorError
 
 from pipelines.config.config import Config
-from pipelines.data.label_bounds import with_label_bounds
+from pipelines.inspection.label_bounds import with_label_bounds
 from pipelines.runs.run import RunFolder
 from pipelines.training.best_weights import load_best
 from ranking.encoding.encoder import Encoder

@@ -18,10 +18,10 @@ from pipelines.console import print_status
 from pipelines.counters.columns import belongs_to, write_joined_columns
 from pipelines.data.index import LogIndex
 from pipelines.data.joined import JoinedColumns
-from pipelines.data.label_bounds import estimate_label_bounds
-from pipelines.data.profile import profile_log
-from pipelines.data.quality import find_warnings, require_learnable
 from pipelines.data.reader import LogReader, load_tables
+from pipelines.inspection.label_bounds import estimate_label_bounds
+from pipelines.inspection.profile import profile_log
+from pipelines.inspection.quality import find_warnings, require_learnable
 from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
 from pipelines.training.id_dropout import unknown_shares

@@ -17,8 +17,8 @@ from pyarrow.fs import FileSystem, LocalFileSystem, copy_files
 from pipelines.cli.main import main
 from pipelines.config.config import Config, load_config
 from pipelines.config.uri import open_uri, parse_uri, redact_uri
-from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader, load_tables
+from pipelines.inspection.profile import profile_log
 from pipelines.jobs.train import train
 from ranking.errors import LogError
 from tests.conftest import ROWS, SMALL

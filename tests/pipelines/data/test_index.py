@@ -10,8 +10,8 @@ import pytest
 
 from pipelines.data.index import Chunk, IndexedChunk, LogIndex
 from pipelines.data.parquet import CHUNK_ROWS
-from pipelines.data.profile import profile_log
 from pipelines.data.splits import split_range
+from pipelines.inspection.profile import profile_log
 from ranking.errors import LogError
 
 if TYPE_CHECKING:

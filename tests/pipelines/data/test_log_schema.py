@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.data.profile import profile_log
 from pipelines.data.splits import TimeRange
+from pipelines.inspection.profile import profile_log
 from ranking.encoding.encoder import encode_labels, encode_weights
 from ranking.encoding.feature_table import FeatureTable
 from ranking.errors import LogError

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config.config import LogsConfig
-from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
 from pipelines.data.splits import SPLITS, TimeRange, local_days, local_microseconds, split_range
+from pipelines.inspection.profile import profile_log
 from ranking.errors import LogError
 from ranking.schema import Schema
 from tests.pipelines.conftest import FIRST_DAY, row_numbers

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config.config import Config, load_config
-from pipelines.data.profile import LogProfile, profile_log
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.datasets.kuairand import UNKNOWN, convert
+from pipelines.inspection.profile import LogProfile, profile_log
 from ranking.errors import LogError, OutputError
 
 IMPRESSIONS, DISTINCT = 171_671, 167_281

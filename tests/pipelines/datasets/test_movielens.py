@@ -13,9 +13,9 @@ import pytest
 
 from pipelines.cli.main import main
 from pipelines.config.config import Config, load_config
-from pipelines.data.profile import LogProfile, profile_log
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.datasets.movielens import DELAY, GENRES, convert
+from pipelines.inspection.profile import LogProfile, profile_log
 from ranking.errors import LogError, OutputError
 from ranking.schema.features import NumericFeature
 

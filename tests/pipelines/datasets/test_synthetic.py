@@ -12,11 +12,11 @@ import pytest
 
 from pipelines.cli.main import main
 from pipelines.config.config import load_config
-from pipelines.data.profile import profile_log
-from pipelines.data.quality import require_learnable
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.datasets import synthetic
 from pipelines.datasets.synthetic import generate
+from pipelines.inspection.profile import profile_log
+from pipelines.inspection.quality import require_learnable
 from ranking.errors import OutputError
 from ranking.metrics import Array, auc
 

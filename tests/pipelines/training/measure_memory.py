@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from pipelines.config.config import load_config
 from pipelines.data.index import LogIndex
-from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
+from pipelines.inspection.profile import profile_log
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.encoder_fitter import EncoderFitter

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from pipelines.config.config import LogsConfig, TrainingConfig
 from pipelines.data.index import Chunk, IndexedChunk, LogIndex
 from pipelines.data.parquet import CHUNK_ROWS
-from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
 from pipelines.data.splits import TimeRange
+from pipelines.inspection.profile import profile_log
 from pipelines.training.dataloader import BatchLoader, EpochSlice
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import EncodedBatch

@@ -5,8 +5,8 @@ import tomllib
 import pyarrow as pa
 import pytest
 
-from pipelines.data import counter_suggestions
-from pipelines.data.counter_suggestions import DAY, CounterSuggester, SuggestedCounter
+from pipelines.inspection import counter_suggestions
+from pipelines.inspection.counter_suggestions import DAY, CounterSuggester, SuggestedCounter
 from ranking.encoding.feature_table import fill_features
 from ranking.schema import Schema
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.data.dedup import value_hashes
-from pipelines.data.sample import Matrix, RowSample
+from pipelines.inspection.sample import Matrix, RowSample
 from ranking.encoding.encoder import encode_labels
 from ranking.encoding.encoder_fitter import MIN_INDICATED, has_indicator
 from ranking.metrics.binary import auc

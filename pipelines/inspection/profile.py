@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from pipelines.config.config import LogsConfig
 from pipelines.config.uri import redact_uri
 from pipelines.console import Progress
-from pipelines.data.feature_inspection import FeatureInspector
 from pipelines.data.index import IndexedChunk, LogIndex
-from pipelines.data.label_bounds import label_bounds
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import SPLITS, TimeRange, local_days, split_range
+from pipelines.inspection.feature_inspection import FeatureInspector
+from pipelines.inspection.label_bounds import label_bounds
 from ranking.artifacts.atomic_files import check_folder, os_error_text
 from ranking.encoding.encoder import encode_labels
 from ranking.errors import LogError, OutputError

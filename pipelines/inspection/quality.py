@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from pipelines.config.config import Config
 from pipelines.config.uri import redact_uri
-from pipelines.data.profile import LogProfile
+from pipelines.inspection.profile import LogProfile
 from ranking.errors import LogError
 from ranking.schema import Schema, Task
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.data.feature_inspection import FeatureInspector
+from pipelines.inspection.feature_inspection import FeatureInspector
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.data.profile import LogProfile, count_days, profile_log
-from pipelines.data.quality import format_gaps, missing_days, require_learnable
+from pipelines.inspection.profile import LogProfile, count_days, profile_log
+from pipelines.inspection.quality import format_gaps, missing_days, require_learnable
 from ranking.errors import LogError, OutputError
 
 if TYPE_CHECKING:

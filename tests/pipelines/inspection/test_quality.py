@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from pipelines.data.label_bounds import estimate_label_bounds
-from pipelines.data.profile import LogProfile, profile_log
-from pipelines.data.quality import find_errors, find_warnings, require_learnable
+from pipelines.inspection.label_bounds import estimate_label_bounds
+from pipelines.inspection.profile import LogProfile, profile_log
+from pipelines.inspection.quality import find_errors, find_warnings, require_learnable
 from ranking.errors import LogError
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pipelines.config.config import LogsConfig
 from pipelines.data.log_schema import to_float64
 from pipelines.data.reader import LogReader, as_log_error
-from pipelines.data.sample import Matrix, RowSample
 from pipelines.data.splits import split_range
+from pipelines.inspection.sample import Matrix, RowSample
 from ranking.schema import Schema, Task
 
 SAMPLED_LABELS = 100_000

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from pipelines.data.sample import RowSample
+from pipelines.inspection.sample import RowSample
 
 
 def numbers(table: pa.Table) -> npt.NDArray[np.float64]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from pipelines.data.label_bounds import default_bounds, estimate_label_bounds
+from pipelines.inspection.label_bounds import default_bounds, estimate_label_bounds
 from ranking.errors import LogError
 from ranking.schema import Task
 

@@ -1,0 +1,1 @@
+"""Inspection of a log: its profile, errors and warnings, label bounds and suggested counters."""
