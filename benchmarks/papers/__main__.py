@@ -1,0 +1,73 @@
+"""Run an experiment of the papers and write its numbers, tables and figures.
+
+    python -m benchmarks.papers NAME [--seeds N] [--quick]
+
+Writes NAME.json, NAME.md and the figures of the experiment to docs/results/papers; docs/papers.md is the index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.papers import recovery, synthetic
+
+EXPERIMENTS = {"recovery": recovery, "synthetic": synthetic}
+QUICK_SEEDS = 2
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "papers"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the experiment.
+
+    Returns:
+        Exit code 0.
+    """
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description=summary)
+    parser.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=f"one of {', '.join(EXPERIMENTS)}")
+    parser.add_argument("--seeds", type=int, help="number of fresh problems (default: as in docs/papers.md)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the experiment itself")
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default: 1)")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
+    arguments = parser.parse_args(argv)
+    experiment = EXPERIMENTS[arguments.name]
+    seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else experiment.SEEDS)
+    if seeds < 2:
+        parser.error("--seeds: a paired interval needs at least 2")
+    torch.set_num_threads(arguments.threads)
+    start = time.monotonic()
+    results = experiment.run(seeds, quick=arguments.quick)
+    command = f"python -m benchmarks.papers {shlex.join(argv if argv is not None else sys.argv[1:])}"
+    results |= {"command": command, "seeds": seeds, "hours": round((time.monotonic() - start) / 3600, 3)}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"{arguments.name}.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
+    for name, figure in experiment.plots(results).items():
+        figure.savefig(arguments.out / f"{name}.svg", metadata={"Date": None})
+    text = format_document(arguments.name, results)
+    (arguments.out / f"{arguments.name}.md").write_text(text)
+    print(text)
+    return 0
+
+
+def format_document(name: str, results: dict[str, object]) -> str:
+    """Format the results of an experiment as a Markdown document."""
+    experiment = EXPERIMENTS[name]
+    title = (experiment.__doc__ or "").partition("\n")[0]
+    claims = "\n".join(
+        f"- {claim}: **{'held' if held else 'did not hold'}**." for claim, held in experiment.claims(results)
+    )
+    figures = "\n".join(f"![{figure}]({figure}.svg)" for figure in experiment.plots(results))
+    run = f"`{results['command']}`, {results['hours']} hours."
+    return f"# {title}\n\n{run}\n\n{claims}\n\n{figures}\n\n{experiment.format_tables(results)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

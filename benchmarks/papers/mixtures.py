@@ -1,0 +1,169 @@
+"""Train small mixtures of experts with the gates, penalties and gate schedule of the product.
+
+Several independent problems are trained at once: each is a group of tasks of one gate. Losses are sums over tasks and
+Adam changes each parameter alone, so that the result of a problem does not depend on the others.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pipelines.config.config import ConvergenceConfig
+from pipelines.training.gate_schedule import GateSchedule
+from pipelines.training.optimizer import learning_rate_factor
+from pipelines.training.regularization import Regularization
+from ranking.gates import Gate
+from ranking.gates.config import GateConfig, build_gate
+from ranking.model.mmoe import ForwardOutput
+
+WARMUP = 0.05
+"""Fraction of the steps over which the learning rates rise."""
+
+Split = Literal["train", "validation", "test"]
+
+
+class Problems(nn.Module, ABC):
+    """Independent problems with the same number of tasks and experts, and the trainable parameters besides the gate.
+
+    Attributes:
+        num_tasks: number of tasks of all problems together.
+        num_experts: number of experts of each problem.
+        train_rows: number of training rows of each problem.
+    """
+
+    num_tasks: int
+    num_experts: int
+    train_rows: int
+
+    @abstractmethod
+    def losses(self, weights: Tensor, split: Split, rows: Tensor | slice) -> Tensor:
+        """Return the mean loss of each task over some rows of a split [tasks].
+
+        Args:
+            weights: gate weights [tasks, experts].
+            split: split that the rows are of.
+            rows: positions of the rows.
+        """
+
+
+@dataclass(frozen=True)
+class Method:
+    """A gate and how it is trained.
+
+    Attributes:
+        name: name in the results.
+        gate: kind and settings of the gate.
+        gate_rate: learning rate of the gate.
+        rate: learning rate of everything else.
+        convergence: schedule of a gate whose selection becomes final.
+        annealings: how often the selection becomes final. Before each further time the gate is reopened
+            (``Gate.reopen``), so that it can correct choices that it made before the experts were trained.
+    """
+
+    name: str
+    gate: GateConfig
+    gate_rate: float
+    rate: float
+    convergence: ConvergenceConfig = field(default_factory=ConvergenceConfig)
+    annealings: int = 1
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Amount of training: optimizer steps, and rows per step."""
+
+    steps: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Result of a training.
+
+    Attributes:
+        weights: final gate weights [tasks, experts].
+        trajectory: (step, gate weights of the first task [experts]) during the training.
+    """
+
+    weights: Tensor
+    trajectory: list[tuple[int, list[float]]]
+
+    def experts(self, task: int) -> set[int]:
+        """Return the experts that a task selected."""
+        return set(self.weights[task].nonzero().flatten().tolist())
+
+
+def train(problems: Problems, method: Method, effort: Effort, seed: int, record_every: int = 0) -> Fit:
+    """Train the gate and the other parameters of all problems.
+
+    The learning rates rise at first. They are constant until the selection becomes final, and then decrease to 0: that
+    of the gate in each annealing, the other one in the last annealing only.
+
+    Args:
+        problems: untrained problems; their parameters are trained in place.
+        method: gate, learning rates and schedule.
+        effort: amount of training.
+        seed: seed of the gate's initial parameters and of the order of the rows.
+        record_every: steps between two points of the trajectory; 0 for none.
+    """
+    torch.manual_seed(seed)
+    convergence, steps = method.convergence, effort.steps // method.annealings
+    total = steps * method.annealings
+    gate = build_gate(method.gate, problems.num_tasks, problems.num_experts, 0, 0, convergence.gamma)
+    optimizer = torch.optim.Adam(
+        [{"params": list(gate.parameters())}, {"params": list(problems.parameters())}], fused=True
+    )
+    rows = _rows(problems.train_rows, effort.batch)
+    trajectory: list[tuple[int, list[float]]] = []
+    for annealing in range(method.annealings):
+        if annealing:
+            gate.reopen(convergence.gamma)
+        schedule = GateSchedule(convergence, gate, steps)
+        penalties = Regularization(method.gate, convergence, schedule, steps)
+        begin = annealing * steps
+        final = total - steps + schedule.selected_at_step
+        for step in range(1, steps + 1):
+            schedule.begin_step(step)
+            rates = (
+                method.gate_rate * learning_rate_factor(step, steps, WARMUP, schedule.selected_at_step),
+                method.rate * learning_rate_factor(begin + step, total, WARMUP, final),
+            )
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            routing, batch = gate.route(), next(rows)
+            losses = problems.losses(routing.weights, "train", batch)
+            optimizer.zero_grad(set_to_none=True)
+            (losses.sum() + penalties(step, gate, ForwardOutput(losses, batch, routing))).backward()
+            optimizer.step()
+            schedule.end_step(step, routing.weights)
+            if record_every and (begin + step) % record_every == 0:
+                trajectory.append((begin + step, routing.weights[0].tolist()))
+    return Fit(_final_weights(gate), trajectory)
+
+
+def _rows(count: int, batch: int) -> Iterator[Tensor]:
+    """Yield batches of the positions of all rows, in a new order for each pass."""
+    order = torch.empty(0, dtype=torch.int64)
+    while True:
+        if len(order) < batch:
+            order = torch.cat([order, torch.randperm(count)])
+        yield order[:batch]
+        order = order[batch:]
+
+
+@torch.no_grad()
+def _final_weights(gate: Gate) -> Tensor:
+    """Return the weights of a trained gate [tasks, experts]."""
+    return gate.eval().route().weights
+
+
+@torch.no_grad()
+def evaluate(problems: Problems, fit: Fit, split: Split) -> Tensor:
+    """Return the mean loss of each task over a split [tasks]."""
+    return problems.losses(fit.weights, split, slice(None))

@@ -1,0 +1,188 @@
+"""Recovery of the experts that generated the data (DSelect-k, appendix C.2.2; figures 2, C.8 and C.9)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.papers.mixtures import Effort, Method, Problems, Split, evaluate, train
+from benchmarks.papers.plots import expert_weights
+from benchmarks.papers.statistics import mean_and_error, paired_interval, plus_minus
+from benchmarks.papers.tuning import FRESH_SEED, tune
+from pipelines.bench.tables import section
+from pipelines.console import print_status
+from ranking.gates.config import DSelectKConfig, TopKConfig
+
+SEEDS = 60
+FEATURES, UNITS = 10, 4
+TRUE_EXPERTS, EXPERTS = 4, 16
+ROWS = 10_000
+"""Rows of the training split, and of the validation split."""
+MIN_RATE = 0.2
+"""Minimum rate of the rarer label: a label that is almost constant does not identify its experts."""
+METHODS = (
+    Method("DSelect-k", DSelectKConfig(k=TRUE_EXPERTS, overlap_weight=0.1), 0.0, 0.0),
+    Method("Top-k", TopKConfig(kind="top_k", k=TRUE_EXPERTS), 0.0, 0.0),
+)
+GATE_RATES, RATES = (1e-1, 1e-2, 2.5e-3, 1e-3), (3e-1, 1e-1, 1e-2)
+EFFORT, TUNING_PROBLEMS = Effort(steps=2_000, batch=256), 20
+QUICK, QUICK_ROWS = Effort(steps=40, batch=64), 500
+RECORD_EVERY = 10
+PAPER = {"DSelect-k": 4, "Top-k": 1}
+"""Experts that the paper's tuned models recovered, on one problem."""
+
+Target = Literal["label", "mixture"]
+TARGETS: dict[Target, str] = {
+    "label": "the label, with cross-entropy, as in the paper",
+    "mixture": "the mixture of the experts itself, with squared error",
+}
+
+
+class Recovery(Problems):
+    """Mixtures of frozen experts, 4 of which generated the data; the gate and a logistic unit are trained.
+
+    An expert is a layer of 4 ReLU units. The generating model takes the mean of its 4 experts and feeds it into a
+    logistic unit; the label is whether its output is positive. The 12 other experts are drawn from the same
+    distribution. The positions of the 4 experts among the 16 are random.
+
+    Args:
+        seeds: seed of each problem.
+        target: ``label`` trains with cross-entropy on the label; ``mixture`` with the squared error of the mixed
+            experts, relative to the variance of the true mixture, and does not use the logistic unit.
+        rows: rows of each split.
+    """
+
+    def __init__(self, seeds: range, target: Target = "label", rows: int = ROWS) -> None:
+        super().__init__()
+        self.num_tasks, self.num_experts, self.train_rows = len(seeds), EXPERTS, rows
+        self._target = target
+        draws = [_draw(seed, rows) for seed in seeds]
+        self.true_experts = [experts for _, experts, _, _ in draws]
+        self._outputs = torch.stack([outputs for outputs, _, _, _ in draws])  # [problems, all rows, experts, units]
+        self._mixtures = torch.stack([mixture for _, _, mixture, _ in draws])
+        self._labels = torch.stack([labels for _, _, _, labels in draws])
+        self._variance = self._mixtures[:, :rows].var(1).mean(-1)
+        self.unit = nn.Parameter(torch.stack([_logistic_unit(seed) for seed in seeds]))
+
+    def losses(self, weights: Tensor, split: Split, rows: Tensor | slice) -> Tensor:
+        """Return the mean loss of each problem over some rows of a split [problems]."""
+        part = slice(0, self.train_rows) if split == "train" else slice(self.train_rows, None)
+        mixed = torch.einsum("prnu,pn->pru", self._outputs[:, part][:, rows], weights)
+        if self._target == "mixture":
+            return (mixed - self._mixtures[:, part][:, rows]).square().mean((1, 2)) / self._variance
+        logits = torch.einsum("pru,pu->pr", mixed, self.unit[:, :UNITS]) + self.unit[:, UNITS:]
+        labels = self._labels[:, part][:, rows]
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
+
+
+def _draw(seed: int, rows: int) -> tuple[Tensor, set[int], Tensor, Tensor]:
+    """Draw a problem: outputs of all experts, the true experts, their mixture and the labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2 * rows, FEATURES, generator=generator)
+    while True:
+        weights = _glorot(FEATURES, UNITS, EXPERTS, generator)
+        outputs = torch.relu(torch.einsum("rf,nfu->rnu", x, weights))
+        experts = torch.randperm(EXPERTS, generator=generator)[:TRUE_EXPERTS]
+        mixture = outputs[:, experts].mean(1)
+        labels = (mixture @ _glorot(UNITS, 1, 1, generator)[0, :, 0] > 0).float()
+        if MIN_RATE <= labels.mean() <= 1 - MIN_RATE:
+            return outputs, set(experts.tolist()), mixture, labels
+
+
+def _logistic_unit(seed: int) -> Tensor:
+    """Draw the initial parameters of a logistic unit: its weights, and a bias of 0 [units + 1]."""
+    generator = torch.Generator().manual_seed(2**20 + seed)
+    return torch.cat([_glorot(UNITS, 1, 1, generator).flatten(), torch.zeros(1)])
+
+
+def _glorot(inputs: int, units: int, layers: int, generator: torch.Generator) -> Tensor:
+    """Draw the weights of dense layers by the Glorot uniform distribution, Keras' default [layers, inputs, units]."""
+    limit = (6 / (inputs + units)) ** 0.5
+    return limit * (2 * torch.rand(layers, inputs, units, generator=generator) - 1)
+
+
+def run(seeds: int, *, quick: bool) -> dict[str, Any]:
+    """Tune each method, then count the experts that it recovers on fresh problems."""
+    effort, rows = (QUICK, QUICK_ROWS) if quick else (EFFORT, ROWS)
+    gate_rates, rates = (GATE_RATES[:1], RATES[:1]) if quick else (GATE_RATES, RATES)
+    results: dict[str, Any] = {"effort": vars(effort), "targets": {}}
+    for target in TARGETS:
+        make = partial(Recovery, target=target, rows=rows)
+        methods = {}
+        for method in METHODS:
+            tuned, trials = tune(method, gate_rates, rates, make, 2 if quick else TUNING_PROBLEMS, effort)
+            problems = make(range(FRESH_SEED, FRESH_SEED + seeds))
+            fit = train(problems, tuned, effort, FRESH_SEED, RECORD_EVERY)
+            selected = [fit.experts(problem) for problem in range(seeds)]
+            methods[method.name] = {
+                "gate": method.gate.model_dump(),
+                "gate_rate": tuned.gate_rate,
+                "rate": tuned.rate,
+                "trials": trials,
+                "recovered": [len(a & b) for a, b in zip(selected, problems.true_experts, strict=True)],
+                "selected": [len(experts) for experts in selected],
+                "validation_loss": evaluate(problems, fit, "validation").tolist(),
+                "trajectory": fit.trajectory,
+                "true_experts": sorted(problems.true_experts[0]),
+            }
+            recovered, _ = mean_and_error(methods[method.name]["recovered"])
+            print_status(f"{method.name}, {target}: {recovered:.2f} of {TRUE_EXPERTS} experts recovered")
+        results["targets"][target] = methods
+    return results
+
+
+def format_tables(results: dict[str, Any]) -> str:
+    """Format a table per target."""
+    return "\n".join(_table(target, results["targets"][target]) for target in TARGETS)
+
+
+def _table(target: Target, methods: dict[str, Any]) -> str:
+    rows = []
+    for name, values in methods.items():
+        all_four = sum(count == TRUE_EXPERTS for count in values["recovered"])
+        rows.append(
+            (
+                name,
+                plus_minus(*mean_and_error(values["recovered"]), 2),
+                f"{all_four} of {len(values['recovered'])}",
+                plus_minus(*mean_and_error(values["selected"]), 2),
+                plus_minus(*mean_and_error(values["validation_loss"]), 4),
+                f"{values['gate_rate']:g}, {values['rate']:g}",
+                str(PAPER[name]) if target == "label" else "–",
+            )
+        )
+    ours, theirs = (methods[method.name] for method in METHODS)
+    loss = plus_minus(*paired_interval(ours["validation_loss"], theirs["validation_loss"]), 4)
+    recovered = plus_minus(*paired_interval(ours["recovered"], theirs["recovered"]), 2)
+    return section(
+        f"Trained on {TARGETS[target]}",
+        f"{len(ours['recovered'])} problems; means with standard errors.",
+        ("", "of 4 experts recovered", "all 4 recovered", "selected", "validation loss", "rates: gate, rest", "paper"),
+        rows,
+        f"DSelect-k − Top-k, paired, with 95 % intervals: {recovered} experts, {loss} validation loss.",
+    )
+
+
+def plots(results: dict[str, Any]) -> dict[str, Figure]:
+    """Plot the expert weights of the first problem during the training (figures 2, C.8 and C.9)."""
+    methods = results["targets"]["label"]
+    panels = {name: values["trajectory"] for name, values in methods.items()}
+    return {"recovery": expert_weights(panels, methods["Top-k"]["true_experts"])}
+
+
+def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Return the claims of the paper, and whether they held."""
+    methods = results["targets"]["label"]
+    ours, theirs = (methods[method.name] for method in METHODS)
+    recovered, half = paired_interval(ours["recovered"], theirs["recovered"])
+    loss, loss_half = paired_interval(ours["validation_loss"], theirs["validation_loss"])
+    return [
+        ("DSelect-k recovers more of the true experts than Top-k", recovered - half > 0),
+        ("DSelect-k recovers all 4 experts", min(ours["recovered"]) == TRUE_EXPERTS),
+        ("DSelect-k has a lower validation loss than Top-k", loss + loss_half < 0),
+    ]
