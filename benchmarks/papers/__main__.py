@@ -45,7 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(arguments.threads)
     start = time.monotonic()
     results = experiment.run(seeds, quick=arguments.quick)
-    command = f"python -m benchmarks.papers {shlex.join(argv if argv is not None else sys.argv[1:])}"
+    options = [
+        *(["--seeds", str(arguments.seeds)] if arguments.seeds else []),
+        *(["--quick"] if arguments.quick else []),
+    ]
+    command = shlex.join(["python", "-m", "benchmarks.papers", arguments.name, *options])
     results |= {"command": command, "seeds": seeds, "hours": round((time.monotonic() - start) / 3600, 3)}
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / f"{arguments.name}.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
@@ -61,9 +65,7 @@ def format_document(name: str, results: dict[str, object]) -> str:
     """Format the results of an experiment as a Markdown document."""
     experiment = EXPERIMENTS[name]
     title = (experiment.__doc__ or "").partition("\n")[0]
-    claims = "\n".join(
-        f"- {claim}: **{'held' if held else 'did not hold'}**." for claim, held in experiment.claims(results)
-    )
+    claims = "\n".join(f"- {claim}: **{'held' if held else 'failed'}**." for claim, held in experiment.claims(results))
     figures = "\n".join(f"![{figure}]({figure}.svg)" for figure in experiment.plots(results))
     run = f"`{results['command']}`, {results['hours']} hours."
     return f"# {title}\n\n{run}\n\n{claims}\n\n{figures}\n\n{experiment.format_tables(results)}"

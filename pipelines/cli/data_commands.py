@@ -41,9 +41,12 @@ def add_commands(commands: CommandGroup) -> None:
     kuairand = sources.add("kuairand", "convert the original files of KuaiRand (CSV or Parquet)", _kuairand_command)
     kuairand.add_argument("--raw", type=Path, required=True, help="folder of the original files")
     kuairand.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
-    movielens = sources.add("movielens", "convert the ratings of MovieLens 100k", _movielens_command)
+    movielens = sources.add("movielens", "convert the ratings of MovieLens 100k or 1M", _movielens_command)
     movielens.add_argument(
-        "--raw", type=Path, required=True, help="folder ml-100k, original or of RecBole, or the wheel of RecBole"
+        "--raw",
+        type=Path,
+        required=True,
+        help="folder ml-100k (original or of RecBole) or ml-1m, its zip file, or the wheel of RecBole",
     )
     movielens.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
 

@@ -1,7 +1,8 @@
-"""Adapter for MovieLens 100k (Harper and Konstan, TiiS 2015), 100,000 ratings of movies with one to five stars.
+"""Adapter for MovieLens 100k and 1M (Harper and Konstan, TiiS 2015), ratings of movies with one to five stars.
 
-Reads the original folder (``u.data``, ``u.user``, ``u.item``) or the files that RecBole ships (``ml-100k.inter``,
-``ml-100k.user``, ``ml-100k.item``), from a folder or a zip file such as the wheel of RecBole. All give the same log.
+Reads the original folder of MovieLens 100k (``u.data``, ``u.user``, ``u.item``), the same as files of RecBole
+(``ml-100k.inter``, ``ml-100k.user``, ``ml-100k.item``), or the original folder of MovieLens 1M (``ratings.dat``,
+``users.dat``, ``movies.dat``), from a folder or a zip file such as the wheel of RecBole.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ RATING = ["user_id", "item_id", "rating", "timestamp"]
 USER = ["user_id", "age", "gender", "occupation"]
 MOVIE = ["item_id", "title", "release_date", "video_release_date", "url", *GENRES]
 RECBOLE_MOVIE = ["item_id", "movie_title", "release_year", "class"]
-"""Columns of the files. The headers of RecBole add a type to each name."""
+USER_1M = ["user_id", "gender", "age", "occupation", "zip_code"]
+MOVIE_1M = ["item_id", "title", "genres"]
+"""Columns of the files. Headers of RecBole add a type to each name. Ages and occupations of MovieLens 1M are codes."""
 NUMBERS = {
     **{name: pa.int64() for name in ("user_id", "item_id", "age")},
     **{name: pa.float64() for name in ("rating", "timestamp")},
@@ -55,8 +58,10 @@ MISSPELLED = "unkonwn (unkonwn)"
 MEDIAN_YEAR = 1994
 """Median release year over the ratings; the year of the movie without one."""
 
-FIX = "--raw must name the folder ml-100k, or the wheel of RecBole"
-RESTORE = "restore the original files of MovieLens 100k"
+FIX = "--raw must name the folder ml-100k or ml-1m, its zip file, or the wheel of RecBole"
+RESTORE = "restore the original files of MovieLens"
+RATINGS = ("u.data", "ml-100k.inter", "ratings.dat")
+"""Files of ratings, by which a source is recognized."""
 DAMAGED = (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
 """Errors of a file that cannot be read, also from a zip file that is damaged or encrypted."""
 
@@ -96,7 +101,7 @@ def _read(raw: Path) -> Tables:
     except DAMAGED as error:
         raise LogError(f"{raw}: cannot be read as a zip file ({error}); {FIX}") from None
     with archive:
-        logs = [name for name in archive.namelist() if PurePosixPath(name).name in ("u.data", "ml-100k.inter")]
+        logs = [name for name in archive.namelist() if PurePosixPath(name).name in RATINGS]
         folder = PurePosixPath(logs[0]).parent.parts if logs else ()
         return _tables(zipfile.Path(archive).joinpath(*folder))
 
@@ -115,7 +120,11 @@ def _tables(folder: Location) -> Tables:
         titles = ["unknown" if title == MISSPELLED else title for title in titles]
         items = _items(movies["item_id"], titles, pc.split_pattern(movies["class"], " "))
         return _typed_table(folder / "ml-100k.inter", RATING), _typed_table(folder / "ml-100k.user", USER), items
-    raise LogError(f"{str(folder).rstrip('/')}: no file u.data or ml-100k.inter; {FIX}")
+    if (folder / "ratings.dat").is_file():
+        movies = _table(folder / "movies.dat", MOVIE_1M, "::")
+        items = _items(movies["item_id"], movies["title"].to_pylist(), pc.split_pattern(movies["genres"], "|"))
+        return _table(folder / "ratings.dat", RATING, "::"), _table(folder / "users.dat", USER_1M, "::"), items
+    raise LogError(f"{str(folder).rstrip('/')}: no file {', '.join(RATINGS)}; {FIX}")
 
 
 def _typed_table(file: Location, needed: list[str]) -> pa.Table:
@@ -131,9 +140,12 @@ def _typed_table(file: Location, needed: list[str]) -> pa.Table:
 def _table(
     file: Location, columns: list[str], delimiter: str, encoding: str = "latin-1", skip_rows: int = 0
 ) -> pa.Table:
+    content = _content(file)
+    if len(delimiter) > 1:
+        content, delimiter = content.replace(delimiter.encode(), b"\x1f"), "\x1f"  # The reader takes one character.
     try:
         return pa_csv.read_csv(
-            BytesIO(_content(file)),
+            BytesIO(content),
             read_options=pa_csv.ReadOptions(
                 use_threads=False,  # errors then contain the number of the row
                 column_names=columns,

@@ -246,6 +246,48 @@ def test_command_prints_the_configuration(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().out == f"{tmp_path}/out/ranker.toml\n"
 
 
+# MovieLens 1M.
+
+
+def write_1m(folder: Path) -> Path:
+    """Write the files of MovieLens 1M and return their folder."""
+    folder.mkdir(parents=True)
+    (folder / "ratings.dat").write_text("".join("::".join(map(str, row)) + "\n" for row in ORDERED))
+    users = [(1, "F", 1, 10, "48067"), (2, "M", 56, 16, "70072"), (3, "M", 25, 15, "55117-1234")]
+    (folder / "users.dat").write_text("".join("::".join(map(str, user)) + "\n" for user in users))
+    films = [f"{item}::{title}::{'|'.join(genres)}" for item, (title, _, _, genres) in MOVIES.items()]
+    films[3] = "4::Star Wars: Episode VI - Return of the Jedi (1983)::Action|Sci-Fi"
+    (folder / "movies.dat").write_text("\n".join(films) + "\n", encoding="latin-1")
+    return folder
+
+
+def test_movielens_1m_gives_the_same_log_with_codes_of_age_and_occupation(converted: Path, tmp_path: Path) -> None:
+    convert(write_1m(tmp_path / "raw"), tmp_path / "out")
+    assert read_log(tmp_path / "out").equals(read_log(converted))
+    assert (tmp_path / "out" / "ranker.toml").read_text() == (converted / "ranker.toml").read_text()
+    users = pq.read_table(tmp_path / "out" / "users.parquet").to_pylist()
+    assert users[0] == {"user_id": 1, "age": 1, "gender": "F", "occupation": "10"}
+    items = pq.read_table(tmp_path / "out" / "items.parquet").to_pylist()
+    assert items[1] == {
+        "item_id": 2,
+        "title": "Misérables, Les",
+        "release_year": 1995,
+        "genres": ["Drama", "Musical"],
+    }
+    assert items[3]["title"] == "Star Wars: Episode VI - Return of the Jedi"
+    zipped_out = tmp_path / "zipped"
+    convert(zipped(tmp_path / "raw", tmp_path / "ml-1m.zip", "ml-1m"), zipped_out)
+    assert read_log(zipped_out).equals(read_log(converted))
+
+
+def test_truncated_file_of_movielens_1m_is_named_with_its_row(tmp_path: Path) -> None:
+    raw = write_1m(tmp_path / "raw")
+    (raw / "users.dat").write_text("1::F::1::10::48067\n2::M::56\n")
+    message = error(raw, tmp_path / "out")
+    assert message.startswith(f"{raw}/users.dat: cannot be read")
+    assert "#2" in message
+
+
 # Errors name the file and leave nothing behind.
 
 
@@ -268,14 +310,16 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
 def test_folder_without_ratings_is_named(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     message = error(tmp_path / "raw", tmp_path / "out")
-    assert message.startswith(f"{tmp_path}/raw: no file u.data or ml-100k.inter; --raw must name the folder ml-100k")
+    assert message.startswith(
+        f"{tmp_path}/raw: no file u.data, ml-100k.inter, ratings.dat; --raw must name the folder ml-100k"
+    )
 
 
 def test_zip_file_without_ratings_is_named(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "other.whl", "w") as archive:
         archive.writestr("other/__init__.py", "")
     message = error(tmp_path / "other.whl", tmp_path / "out")
-    assert message.startswith(f"{tmp_path}/other.whl: no file u.data or ml-100k.inter; --raw must name")
+    assert message.startswith(f"{tmp_path}/other.whl: no file u.data, ml-100k.inter, ratings.dat; --raw must name")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +334,7 @@ def test_zip_file_without_ratings_is_named(tmp_path: Path) -> None:
 def test_missing_file_is_named(tmp_path: Path, write: Callable[[Path], Path], name: str) -> None:
     (write(tmp_path / "raw") / name).unlink()
     message = error(tmp_path / "raw", tmp_path / "out")
-    assert message == f"{tmp_path}/raw/{name}: there is no such file; restore the original files of MovieLens 100k"
+    assert message == f"{tmp_path}/raw/{name}: there is no such file; restore the original files of MovieLens"
 
 
 def test_file_missing_in_a_wheel_is_named(tmp_path: Path) -> None:
@@ -368,7 +412,7 @@ def test_text_instead_of_a_number_is_named_with_its_row(
     assert message.startswith(f"{file}: cannot be read (")
     assert f"Row #{line}: CSV conversion error" in message
     assert f"invalid value '{new.strip().strip('|')}'" in message
-    assert message.endswith("; restore the original files of MovieLens 100k")
+    assert message.endswith("; restore the original files of MovieLens")
 
 
 @pytest.mark.parametrize("name", ["u.data", "u.user", "u.item"])

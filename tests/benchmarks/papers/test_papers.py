@@ -1,0 +1,41 @@
+"""Tests of ``python -m benchmarks.papers``: experiments from their data to their document, and published results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers.__main__ import EXPERIMENTS, RESULTS, format_document, main
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_quick_form_writes_numbers_tables_and_figures(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--quick", "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / f"{name}.json").read_text())
+    assert results["command"] == f"python -m benchmarks.papers {name} --quick"
+    text = (tmp_path / f"{name}.md").read_text()
+    assert text == format_document(name, results)
+    assert text.strip() in capsys.readouterr().out
+    assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_published_document_is_that_of_the_published_numbers(name: str) -> None:
+    results = json.loads((RESULTS / f"{name}.json").read_text())
+    assert results["command"] == f"python -m benchmarks.papers {name}"
+    assert results["seeds"] == EXPERIMENTS[name].SEEDS
+    assert (RESULTS / f"{name}.md").read_text() == format_document(name, results)
+    assert (RESULTS / f"{name}.svg").exists()
+
+
+def test_one_seed_and_unknown_names_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["recovery", "--seeds", "1"], ["unknown"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+    errors = capsys.readouterr().err
+    assert "--seeds: a paired interval needs at least 2" in errors
+    assert "invalid choice: 'unknown' (choose from" in errors

@@ -1,0 +1,51 @@
+"""Tests of the problems of the synthetic experiment."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from benchmarks.papers.mixtures import Effort, Fit, Method, evaluate, train
+from benchmarks.papers.synthetic import GROUP_EXPERTS, REPEATED, Synthetic, random_jaccard
+from ranking.gates.config import DSelectKConfig
+
+ROWS = {"train": 600, "validation": 300, "test": 4_500}
+
+
+def test_losses_of_all_rows_are_those_of_their_chunks() -> None:
+    problems = Synthetic(range(2), 16, ROWS)
+    weights = torch.full((32, GROUP_EXPERTS), 1 / GROUP_EXPERTS)
+    expected = torch.stack([problems.losses(weights, "test", torch.tensor([row])) for row in range(ROWS["test"])])
+    assert torch.allclose(problems.losses(weights, "test", slice(None)), expected.mean(0), rtol=1e-4)
+
+
+def test_jaccard_of_groups_with_their_own_experts_is_one_and_zero() -> None:
+    problems = Synthetic(range(2), 32, ROWS)
+    weights = torch.zeros(64, 8)
+    for task in range(64):
+        group = task % 32 // 16
+        weights[task, group * GROUP_EXPERTS : (group + 1) * GROUP_EXPERTS] = 0.25
+    assert problems.jaccard(Fit(weights, []), 1) == (1.0, 0.0)
+    weights[32] = torch.tensor([0.5, 0, 0, 0, 0.5, 0, 0, 0])  # Task 0 of the second problem shares 1 of 5.
+    related, unrelated = problems.jaccard(Fit(weights, []), 1)
+    assert related == pytest.approx((225 + 15 / 5) / 240)
+    assert unrelated == pytest.approx(16 / 5 / 256)
+    assert problems.jaccard(Fit(weights, []), 0) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("experts", [4, 8, 16])
+def test_random_jaccard_is_the_mean_over_all_pairs_of_choices(experts: int) -> None:
+    choices = [set(choice) for choice in itertools.combinations(range(experts), 4)]
+    pairs = [(choices[0], other) for other in choices]  # By symmetry, the first choice may be fixed.
+    assert random_jaccard(experts) == pytest.approx(sum(len(a & b) / len(a | b) for a, b in pairs) / len(pairs))
+
+
+def test_training_with_repeated_annealings_ends_with_an_exact_selection() -> None:
+    problems = Synthetic(range(2), 32, ROWS)
+    method = Method("x", DSelectKConfig(k=4, overlap_weight=0.03), 0.01, 0.1, REPEATED, annealings=3)
+    fit = train(problems, method, Effort(steps=300, batch=128), seed=0)
+    assert 1 <= (fit.weights > 0).sum(1).min() <= (fit.weights > 0).sum(1).max() <= 4
+    assert evaluate(problems, fit, "validation").mean() < 0.5  # 1 is the error of a constant.
+    assert torch.allclose(fit.weights.sum(1), torch.ones(64))
