@@ -18,7 +18,7 @@ from uvicorn.config import STARTUP_FAILURE
 from ranking.artifacts.bounded_calls import BoundedCalls
 from ranking.errors import ConfigError, RankerError
 from service.app import create_app
-from service.backends.select import check_backend, has_gpu
+from service.backends.select import check_backend
 from service.feature_store.lookup import open_store
 from service.http.auth.keys import read_keys
 from service.logs.answered_requests import AnsweredRequests
@@ -57,8 +57,8 @@ def serve(settings: Settings, host: str, port: int) -> None:
         BundleError: The repository does not exist or lacks the default model or any model, or this machine lacks
             what the backend needs.
         ConfigError: API keys are required or cannot be read, or the ports or the store's address are not valid.
-        RankerError: The address cannot be bound, the system allows too few files, several processes would share a GPU,
-            or the installed uvicorn is not supported.
+        RankerError: The address cannot be bound, the system allows too few files, or the installed uvicorn is not
+            supported.
     """
     logs.configure(settings.log_format)
     require_supported_uvicorn()
@@ -139,7 +139,6 @@ def _serve_in_this_process(
 def _serve_with_workers(
     settings: Settings, operations_port: int | None, listeners: list[socket.socket], options: dict[str, Any]
 ) -> None:
-    _require_no_gpu(settings)
     answers = AnsweredRequests.from_settings(settings)
     factory = partial(_create_worker_app, settings, operations_port, answers)
     config = uvicorn.Config(factory, factory=True, workers=settings.workers, **options)
@@ -188,12 +187,6 @@ def _check_repository(settings: Settings) -> None:
         BoundedCalls(CHECK_SECONDS, max_calls=1).call(lambda: check_repository(settings))
     except TimeoutError:
         log.error("%s does not respond: the service becomes ready when it does", settings.repository)
-
-
-def _require_no_gpu(settings: Settings) -> None:
-    if settings.backend == "cuda" or (settings.backend == "auto" and has_gpu()):
-        reason = "one process owns a GPU; serve with 1, or choose another backend"
-        raise RankerError(f"workers = {settings.workers}: {reason}")
 
 
 def _raise_file_limit(settings: Settings) -> None:

@@ -129,10 +129,10 @@ class Settings(BaseModel):
     several services on a machine, on a repository whose files are never changed in place.
     """
     workers: PositiveInt = 1
-    """Number of processes; 1 with a GPU.
+    """Number of processes.
 
     Raise it if requests are small and the event loop is the bottleneck. `workers` × `threads` should equal the number
-    of cores.
+    of cores. Processes share a GPU; each takes its own memory there, about 1.6 GiB with one small version.
     """
     threads: PositiveInt = Field(default_factory=_default_threads)
     """Scoring threads per process.

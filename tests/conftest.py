@@ -82,6 +82,33 @@ ENDPOINT_CACHES: list[Any] = [value for value in vars(fastapi_models).values() i
 """Caches of FastAPI that keep every application alive, with its models and open files."""
 
 
+HAS_GPU = torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _hidden_gpu() -> Iterator[None]:
+    """Hide the GPU from the tests and from the programs that they start: results must not depend on the machine.
+
+    Tests on a GPU use the fixture ``gpu``.
+    """
+    if HAS_GPU:
+        torch.cuda.init()
+        torch.cuda.device_count()  # remembers the number before the variable hides the devices
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        yield
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The GPU, on which the test process trains and serves; without one, the test is skipped."""
+    if not HAS_GPU:
+        pytest.skip("needs an NVIDIA GPU")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return torch.device("cuda", 0)
+
+
 @pytest.fixture
 def schema() -> Schema:
     return Schema.model_validate(RAW_SCHEMA)

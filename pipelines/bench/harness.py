@@ -19,7 +19,6 @@ from pipelines.bench.sizes import Sizes
 from pipelines.console import print_status
 from ranking.artifacts import bundle
 from ranking.errors import RankerError
-from service.backends.select import has_gpu
 from service.settings import ROWS_PER_REQUEST, Settings
 
 
@@ -77,8 +76,7 @@ class Harness:
         """Create a process of the service that rejects no request unless the settings say otherwise."""
         cores = cores or self.cores[: self.threads]
         max_queue_rows = max(self.max_candidates, ROWS_PER_REQUEST) * max(self.sizes.clients)
-        workers = 1 if has_gpu() else len(cores)  # one process owns a GPU
-        options = {"workers": workers, "threads": 1, "max_queue_rows": max_queue_rows, **settings}
+        options = {"workers": len(cores), "threads": 1, "max_queue_rows": max_queue_rows, **settings}
         return service_process(Settings(repository=self._repository, **options), cores)
 
     def closed_loop(

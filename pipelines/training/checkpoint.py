@@ -208,7 +208,8 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, names: 
         if name in names:
             if not optimizer.state.get(parameter):
                 moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-                optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+                steps = torch.zeros((), device=parameter.device)  # where the fused AdamW counts them
+                optimizer.state[parameter] = {"step": steps, **moments}
             state |= {f"optimiser.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
     return state
 

@@ -81,7 +81,7 @@ def init_distributed() -> Iterator[DistContext]:
     """Join the process group of torchrun; without torchrun, yield the context of a single process.
 
     Raises:
-        RankerError: another rank failed.
+        RankerError: another rank failed, or this machine has fewer GPUs than ranks.
     """
     with warnings.catch_warnings(), _join_group() as context:
         for message in IGNORED_WARNINGS:
@@ -98,6 +98,11 @@ def _join_group() -> Iterator[DistContext]:
         yield DistContext(device=device)
         return
     rank = int(os.environ["RANK"])
+    if cuda and (device.index or 0) >= (gpus := torch.cuda.device_count()):
+        raise RankerError(
+            f"rank {rank}: each rank needs a GPU, and this machine has {gpus}: start at most {gpus} ranks on it, or "
+            "set CUDA_VISIBLE_DEVICES to an empty text to train on the CPU"
+        )
     failure = RankerError(
         f"rank {rank}: training stopped because another rank failed; see the error of that rank. "
         "The same command with --resume continues from the last checkpoint"

@@ -302,6 +302,14 @@ class Trainer:
             "evaluated": self._experts_evaluated,
         }
 
+    def _random_states(self) -> dict[str, Tensor]:
+        """Return the states of this rank's random number generators by name: that of the CPU and that of its GPU."""
+        name, device = f"random.{self._context.rank}", self._context.device
+        states = {name: torch.get_rng_state()}
+        if device.type == "cuda":
+            states[f"{name}.cuda"] = torch.cuda.get_rng_state(device)
+        return states
+
     def _save_checkpoint(self, remaining: list[EpochSlice], *, final: bool) -> None:
         """Write a checkpoint whose epoch continues with the remaining slices."""
         optimized = parameters_with_state(self._objective, self._optimizer)
@@ -310,6 +318,7 @@ class Trainer:
             "pieces": [list(epoch_slice) for epoch_slice in remaining],
             "over": final,
             "world": self._context.world_size,
+            "device": self._context.device.type,
             "experts": self._model.active.tolist(),
             "distilled": isinstance(self._config.model.gate, AttentiveConfig) and self.schedule.done,
             "convergence": self.schedule.state(),
@@ -318,20 +327,23 @@ class Trainer:
             "improved": self._improved,
             "optimised": optimized,
         }
-        random = {f"random.{self._context.rank}": torch.get_rng_state()}
-        self._checkpoints.save(self._step, self._checkpoint_tensors(optimized) | random, state)
+        tensors = self._checkpoint_tensors(optimized) | self._random_states()
+        self._checkpoints.save(self._step, tensors, state)
 
     def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Restore a checkpoint; the random state only if it was written by the same number of ranks."""
+        """Restore a checkpoint; the random state only if as many ranks wrote it on the same kind of device."""
         state, model = checkpoint.state, self._model
         if state["distilled"]:
             distill(model, self._optimizer)
         keep_experts(model, self._optimizer, state["experts"])
-        same_ranks = state["world"] == self._context.world_size
-        random = {f"random.{self._context.rank}": torch.get_rng_state()} if same_ranks else {}
+        writer = (state["world"], state.get("device", "cpu"))
+        random = self._random_states() if writer == (self._context.world_size, self._context.device.type) else {}
         checkpoint.load(self._checkpoint_tensors(state["optimised"]) | random)
-        for generator_state in random.values():
-            torch.set_rng_state(generator_state)
+        for name, generator_state in random.items():
+            if name.endswith(".cuda"):
+                torch.cuda.set_rng_state(generator_state, self._context.device)
+            else:
+                torch.set_rng_state(generator_state)
         self.schedule.restore(state["convergence"], model.gate)
         self._step, self._epoch = state["step"], state["epoch"]
         self._slices = [EpochSlice(*numbers) for numbers in state["pieces"]]

@@ -20,6 +20,7 @@ SENTINEL_OPTION = "sentinel_"
 """Start of the options that apply to connections to Sentinels."""
 
 _SCHEME = re.compile(r"(rediss?)(?:\+(cluster|sentinel))?")
+_URL = re.compile(r"([^:/?#]+)://([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#(.*))?")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class StoreAddress:
             ValueError: it is not valid; the message does not quote the address, which may hold a password.
         """
         try:
-            return cls._parse(urlsplit(url))
+            return cls._parse(_split(url))
         except ValueError:  # also of a port that is not a number, and of an incomplete IPv6 address
             raise ValueError(
                 f"is not a store address: write {ADDRESS_FORMS}; in a user name or a password write '/', '@', ':', "
@@ -101,7 +102,7 @@ def check_address(url: str) -> str:
 
 def redact_address(url: str) -> str:
     """Return the address for messages: without user name, password and options."""
-    parts = urlsplit(url)
+    parts = _split(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
@@ -110,8 +111,21 @@ def unsupported_option_message(url: str) -> str:
 
     It contains only the names of the options, because their values may be passwords.
     """
-    names = ", ".join(name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    names = ", ".join(name for name, _ in parse_qsl(_split(url).query, keep_blank_values=True))
     return f"{redact_address(url)}: redis-py does not know an option of the address ({names}), or its value is invalid"
+
+
+def _split(url: str) -> SplitResult:
+    """Split an address; ``urlsplit`` of recent Pythons rejects several hosts of which not the first is an IPv6 address.
+
+    Raises:
+        ValueError: there is no scheme.
+    """
+    match = _URL.fullmatch(url.strip())
+    if match is None:
+        raise ValueError
+    scheme, netloc, path, query, fragment = match.groups("")
+    return SplitResult(scheme.lower(), netloc, path, query, fragment)
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:

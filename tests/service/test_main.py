@@ -12,8 +12,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ranking.errors import ConfigError, RankerError
 from service import main
-from service.backends import select
-from service.backends.select import BackendName
 from service.main import choose_operations_port, is_loopback, require_keys
 from service.settings import Settings
 from tests.support.http_client import post_json
@@ -57,17 +55,6 @@ def test_serve_on_an_occupied_port_raises(repository: Path) -> None:
     message = "127.0.0.1:{} cannot be listened on .*choose another --port"
     with occupied_port() as port, pytest.raises(RankerError, match=message.format(port)):
         main.serve(Settings(repository=repository), "127.0.0.1", port)
-
-
-@pytest.mark.parametrize("backend", ["cuda", "auto"])
-def test_serve_with_several_workers_and_a_gpu_raises(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, backend: BackendName
-) -> None:
-    for module in (main, select):
-        monkeypatch.setattr(module, "has_gpu", lambda: True)
-    settings = Settings(repository=repository, backend=backend, workers=2)
-    with pytest.raises(RankerError, match="one process owns a GPU; serve with 1"):
-        main.serve(settings, "127.0.0.1", 0)
 
 
 def test_serve_with_an_unsupported_uvicorn_raises(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

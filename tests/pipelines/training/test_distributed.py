@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
 
 from pipelines.training.distributed import init_distributed
+from ranking.errors import RankerError
 
 
 def test_init_distributed_ignores_warnings_without_a_use() -> None:
@@ -17,3 +19,12 @@ def test_init_distributed_ignores_warnings_without_a_use() -> None:
             warnings.warn("another", stacklevel=1)
     with pytest.warns(UserWarning, match="TBE"):
         warnings.warn("TBE B200 optimization", stacklevel=1)
+
+
+def test_init_distributed_with_more_ranks_than_gpus_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankerError, match="rank 1: each rank needs a GPU, and this machine has 1:"), init_distributed():
+        pass

@@ -27,7 +27,7 @@ from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}  # NCCL wants a GPU for each rank
 SETTINGS = [*SMALL, "training.epochs=2", "evaluation.baselines=[]", "evaluation.bootstrap=0"]
 SHORT_SETTINGS = [*SETTINGS, "training.epochs=1", "counters=[]"]
 RANK_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import urllib.parse
+from urllib.parse import SplitResult
+
 import pytest
 
+from ranking.artifacts import store_address
 from ranking.artifacts.store_address import StoreAddress, check_address, redact_address
 
 
@@ -81,3 +85,17 @@ def test_check_address_invalid_address_is_rejected_without_quoting_it(url: str) 
     with pytest.raises(ValueError, match="is not a store address: write redis://HOST:PORT/DB") as caught:
         check_address(url)
     assert "cret" not in str(caught.value)
+
+
+def test_several_hosts_do_not_depend_on_the_url_parser_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security releases of Python reject an IPv6 address that does not start the hosts."""
+
+    def urlsplit(url: str) -> SplitResult:
+        parts = urllib.parse.urlsplit(url)
+        if "[" in parts.netloc and not parts.netloc.startswith("["):
+            raise ValueError("Invalid IPv6 URL")
+        return parts
+
+    monkeypatch.setattr(store_address, "urlsplit", urlsplit)
+    address = StoreAddress.parse("rediss+cluster://user:p%40ss@a:7000,[::1]")
+    assert address.hosts == (("a", 7000), ("::1", 6379))

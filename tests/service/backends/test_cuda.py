@@ -15,7 +15,7 @@ from service.backends import cuda
 from service.backends.cuda import CudaBackend
 from tests.service.backends.test_parity import TASKS, DrawRows, encode_requests
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from service.backends import onnx as onnx_backend
 from service.backends.base import Backend, LRUCache
 from service.backends.cuda import CudaBackend
 from service.backends.select import select_backend
+from tests.conftest import HAS_GPU
 from tests.ranking.encoding.test_request_batch import requests
 
 DrawRows = Callable[[int, int], pa.Table]
@@ -50,8 +51,19 @@ def encode_requests(ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int])
     return batch, select_backend(ranker, "torch").scores(batch, ranker.schema.task_names)
 
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 """Device of the cuda backend. On a CPU it computes the same without a captured graph."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _visible_gpu() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: HAS_GPU)
+        yield
+
+
+def create_onnx_backend(ranker: FrozenRanker) -> Backend:
+    return select_backend(ranker, "onnxruntime")
 
 
 def cuda_backend(ranker: FrozenRanker) -> Backend:
@@ -59,7 +71,7 @@ def cuda_backend(ranker: FrozenRanker) -> Backend:
 
 
 OPTIMIZED: dict[str, Callable[[FrozenRanker], Backend]] = {
-    "onnxruntime": select_backend,
+    "onnxruntime": create_onnx_backend,
     "cuda": cuda_backend,
 }
 
@@ -181,7 +193,7 @@ def test_backend_no_candidates_returns_empty_scores(
 def test_onnx_backend_runs_only_selected_experts_and_towers(
     hand_ranker: FrozenRanker, draw_rows: DrawRows, tmp_path: Path, tasks: list[str]
 ) -> None:
-    backend = select_backend(hand_ranker)
+    backend = create_onnx_backend(hand_ranker)
     assert isinstance(backend, onnx_backend.OnnxBackend)
     backend._options.enable_profiling, backend._options.profile_file_prefix = True, str(tmp_path / "profile")
     backend._sessions = LRUCache(1)
@@ -210,7 +222,7 @@ def test_onnx_backend_session_cache_is_bounded(
 ) -> None:
     monkeypatch.setattr(onnx_backend, "CACHED_SESSIONS", 2)
     batch, expected = encode_requests(hand_ranker, draw_rows, [3])
-    backend = select_backend(hand_ranker)
+    backend = create_onnx_backend(hand_ranker)
     for tasks in ([task] for task in TASKS * 2):
         scores = backend.scores(batch, tasks)
         np.testing.assert_allclose(scores[:, 0], expected[:, TASKS.index(tasks[0])], rtol=1e-5, atol=1e-5)
