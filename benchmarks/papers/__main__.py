@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def format_document(name: str, results: dict[str, object]) -> str:
     """Format the results of an experiment as a Markdown document."""
     experiment = EXPERIMENTS[name]
-    title = (experiment.__doc__ or "").partition("\n")[0]
+    title = (experiment.__doc__ or "").partition("\n")[0].rstrip(".")
     claims = "\n".join(f"- {claim}: **{'held' if held else 'failed'}**." for claim, held in experiment.claims(results))
     figures = "\n".join(f"![{figure}]({figure}.svg)" for figure in experiment.plots(results))
     run = f"`{results['command']}`, {results['hours']} hours."

@@ -143,7 +143,7 @@ def train(problems: Problems, method: Method, effort: Effort, seed: int, record_
             optimizer.step()
             schedule.end_step(step, routing.weights)
             if record_every and (begin + step) % record_every == 0:
-                trajectory.append((begin + step, routing.weights[0].tolist()))
+                trajectory.append((begin + step, [round(weight, 4) for weight in routing.weights[0].tolist()]))
     return Fit(_final_weights(gate), trajectory)
 
 

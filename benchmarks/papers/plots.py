@@ -22,7 +22,7 @@ def expert_weights(panels: Mapping[str, Sequence[tuple[int, Sequence[float]]]], 
         panels: method → (step, weights [experts]).
         true_experts: experts to color; the others are gray.
     """
-    figure = Figure(figsize=(5 * len(panels), 3.4), layout="constrained")
+    figure = Figure(figsize=(4.6 * len(panels) + 1.4, 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (name, trajectory) in zip(axes, panels.items(), strict=True):
         steps = [step for step, _ in trajectory]
@@ -35,7 +35,7 @@ def expert_weights(panels: Mapping[str, Sequence[tuple[int, Sequence[float]]]], 
         axis.set_xlabel("step")
     axes[0].set_ylabel("weight of an expert")
     axes[-1].plot([], [], color=OTHERS, label="other expert")
-    axes[-1].legend(fontsize=8, frameon=False, loc="upper left")
+    figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     return figure
 
 

@@ -181,8 +181,10 @@ def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
     ours, theirs = (methods[method.name] for method in METHODS)
     recovered, half = paired_interval(ours["recovered"], theirs["recovered"])
     loss, loss_half = paired_interval(ours["validation_loss"], theirs["validation_loss"])
+    all_four = ours["recovered"].count(TRUE_EXPERTS)
+    failures = len(ours["recovered"]) - all_four
     return [
         ("DSelect-k recovers more of the true experts than Top-k", recovered - half > 0),
-        ("DSelect-k recovers all 4 experts", min(ours["recovered"]) == TRUE_EXPERTS),
+        (f"DSelect-k recovers all 4 experts (here in {all_four} of {len(ours['recovered'])} problems)", not failures),
         ("DSelect-k has a lower validation loss than Top-k", loss + loss_half < 0),
     ]
