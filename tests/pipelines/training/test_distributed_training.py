@@ -29,7 +29,8 @@ from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 ROOT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-SETTINGS = [*SMALL, "training.epochs=2", "training.checks_per_epoch=4", "evaluation.baselines=[]", "evaluation.bootstrap=0"]
+WITHOUT_INTERVALS = ["evaluation.baselines=[]", "evaluation.bootstrap=0"]
+SETTINGS = [*SMALL, "training.epochs=2", "training.checks_per_epoch=4", *WITHOUT_INTERVALS]
 SHORT_SETTINGS = [*SETTINGS, "training.epochs=1", "counters=[]"]
 RANK_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 from safetensors.torch import load_file
 
@@ -61,12 +60,9 @@ def assert_identical(one: RunFolder, other: RunFolder) -> None:
 @pytest.fixture(scope="module")
 def toml(shared_shop: Shop) -> Path:
     """A configuration of 20 steps and 16 checks that uses every source of randomness."""
-    file = shared_shop.folder / "ranker.toml"
     counters = [{"of": ["user_id"], "labels": ["click"]}]
     training = {"epochs": 4, "oov_dropout": 0.2}
-    config = shared_shop.config(model={"experts": 4, "dropout": 0.1}, training=training, counters=counters)
-    file.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_unset=True)))  # without a kind of gate
-    return file
+    return shared_shop.write_config(model={"experts": 4, "dropout": 0.1}, training=training, counters=counters)
 
 
 @pytest.fixture
