@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 WITHOUT_INTERVALS = ["evaluation.baselines=[]", "evaluation.bootstrap=0"]
-SETTINGS = [*SMALL, "training.epochs=2", "training.checks_per_epoch=4", *WITHOUT_INTERVALS]
+TRAINING = ["training.epochs=2", "training.checks_per_epoch=4", "training.learning_rate.trunk=0.01"]
+SETTINGS = [*SMALL, *TRAINING, *WITHOUT_INTERVALS]
 SHORT_SETTINGS = [*SETTINGS, "training.epochs=1", "counters=[]"]
 RANK_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]
 
@@ -89,8 +90,8 @@ def test_two_ranks_reach_the_validation_loss_of_one_process(logs: Path, two_rank
     lines = [[json.loads(line) for line in run.metrics.read_text().splitlines()] for run in runs]
     assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]]
     best = [min(line["validation_total"] for line in each if line["phase"] == "selected") for each in lines]
-    # The batches contain other rows; different seeds alone differ by up to 2 %.
-    assert best[1] == pytest.approx(best[0], rel=0.04)
+    # The batches contain other rows; different seeds alone differ by up to 1.5 %. Training improves the loss by 7 %.
+    assert best[1] == pytest.approx(best[0], rel=0.02)
 
 
 def test_two_ranks_print_each_message_once(two_ranks: Path) -> None:
