@@ -211,7 +211,7 @@ def test_resume_of_a_folder_with_other_files_raises_an_error(tiny: Config, tmp_p
 def test_resume_of_a_killed_process_gives_identical_results(
     uninterrupted: RunFolder, toml: Path, tmp_path: Path, changes: Sequence[int]
 ) -> None:
-    """Protects a run whose process is killed while it writes: changes 58 and 78 are parts of the first two checkpoints."""
+    """Protects a run whose process is killed while it writes: changes 58 and 78 are parts of checkpoints."""
     with killed_ranker(tmp_path, "pipelines.jobs.train") as ranker:
         for change in changes:
             run = tmp_path / str(change)
