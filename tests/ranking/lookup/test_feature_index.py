@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import lookup
@@ -130,7 +130,6 @@ def test_lookup_by_text_equals_encoding(drawn: tuple[pa.Table, list[Any]]) -> No
 
 
 @given(tables(INTEGERS))
-@settings(max_examples=30)
 def test_index_does_not_depend_on_the_chunk_size(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[pa.Table, list[Any]]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve as sklearn_curve
 from sklearn.metrics import log_loss, roc_auc_score
@@ -39,7 +39,6 @@ def repeat_drawn_rows(
 
 
 @given(ROWS)
-@settings(max_examples=60)
 def test_auc_of_data_and_every_draw_equals_scikit_learn(sampled_rows: list[Any]) -> None:
     rows, draws = make_scores(sampled_rows)
     for value, times in zip(binary_measures(rows, draws)["auc"], draws.counts, strict=True):
@@ -51,7 +50,6 @@ def test_auc_of_data_and_every_draw_equals_scikit_learn(sampled_rows: list[Any])
 
 
 @given(ROWS)
-@settings(max_examples=60)
 def test_logloss_of_data_and_every_draw_equals_scikit_learn(sampled_rows: list[Any]) -> None:
     rows, draws = make_scores(sampled_rows)
     for value, times in zip(binary_measures(rows, draws)["logloss"], draws.counts, strict=True):
@@ -61,7 +59,6 @@ def test_logloss_of_data_and_every_draw_equals_scikit_learn(sampled_rows: list[A
 
 
 @given(ROWS)
-@settings(max_examples=60)
 def test_normalized_entropy_is_logloss_divided_by_that_of_base_rate(sampled_rows: list[Any]) -> None:
     rows, draws = make_scores(sampled_rows)
     for value, times in zip(binary_measures(rows, draws)["normalised_entropy"], draws.counts, strict=True):
@@ -74,7 +71,6 @@ def test_normalized_entropy_is_logloss_divided_by_that_of_base_rate(sampled_rows
 
 
 @given(ROWS)
-@settings(max_examples=60)
 def test_calibration_is_mean_prediction_divided_by_base_rate(sampled_rows: list[Any]) -> None:
     rows, draws = make_scores(sampled_rows)
     for value, times in zip(binary_measures(rows, draws)["calibration"], draws.counts, strict=True):
