@@ -306,7 +306,7 @@ def test_lookups_in_parallel_threads_agree() -> None:
 def test_processes_share_a_mapped_index_but_not_a_copied_one(tmp_path: Path) -> None:
     schema = lookup.schema_of("integers")
     write_feature_index(
-        lookup.table_of(schema, "integers", 1_000_000), lookup.encoder_of(schema), "item", tmp_path / "items"
+        lookup.table_of(schema, "integers", 400_000), lookup.encoder_of(schema), "item", tmp_path / "items"
     )
     size = lookup.size_of(tmp_path / "items") / 2**20
     _, mapped = lookup.measure_processes(tmp_path / "items", "mapped")
