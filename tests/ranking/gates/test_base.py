@@ -187,6 +187,7 @@ def test_per_example_gate_weights_do_not_depend_on_other_examples_of_batch(gate:
 # Gradients.
 
 
+@compiled_gates
 def test_gate_passes_gradcheck(gate: Gate) -> None:
     gate = gate.double()
     x, outputs = random_inputs(torch.float64)
