@@ -47,14 +47,17 @@ def name(request: pytest.FixtureRequest) -> str:
 COMPILED = [
     "dselect_k",
     "dselect_k penalty per example",
+    "top_k",
     "noisy top_k per example",
+    "softmax",
+    "softmax per example",
     "softmax with a hidden layer",
     "gumbel_softmax",
     "softmax_selectors",
     "attentive",
     "shared_bottom",
 ]
-"""Gates that together execute every line of the forward pass, for tests that compile or export it."""
+"""Gates that together execute every line of the forward pass, for tests that compile, export or derive it."""
 compiled_gates = pytest.mark.parametrize("name", COMPILED, indirect=True)
 
 PER_EXAMPLE = [name for name, make in GATES.items() if make().per_example]
