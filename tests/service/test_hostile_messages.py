@@ -467,7 +467,7 @@ def test_unmutated_json_is_valid(client: TestClient, body: dict[str, Any]) -> No
     rank(client, body)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(body=mutated_json(), accept=st.sampled_from([JSON, ARROW]))
 def test_mutated_json_has_a_documented_response_of_both_readers(
     client: TestClient, document: dict[str, Any], body: bytes, accept: str
