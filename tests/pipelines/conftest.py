@@ -89,7 +89,7 @@ class Shop:
         return Config.model_validate({**document, **sections})
 
     def write_config(self, **sections: Any) -> Path:
-        """Write the settings of ``config`` that are no defaults, which a command may override."""
+        """Write the settings of ``config`` that differ from defaults, which a command may override."""
         file = self.folder / "ranker.toml"
         file.write_text(tomli_w.dumps(self.config(**sections).model_dump(mode="json", exclude_unset=True)))
         return file
