@@ -73,8 +73,8 @@ GATES: dict[str, list[str]] = {
 pytest_plugins = ["tests.lanes", "tests.evidence"]
 
 ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("repeatable", **ANY_SPEED, derandomize=True)
-hypothesis.settings.register_profile("random", **ANY_SPEED, max_examples=300, print_blob=True)
+hypothesis.settings.register_profile("repeatable", **ANY_SPEED, max_examples=30, derandomize=True)
+hypothesis.settings.register_profile("random", **ANY_SPEED, max_examples=200, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
 
 
@@ -213,6 +213,17 @@ def _seed_torch() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_warm_up() -> Iterator[None]:
+    """Let services in the test process serve without a warm-up, which takes five times as long as all else.
+
+    Services in processes of their own warm up; test_loader.py tests the warm-up.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.models.loader.warm_up", lambda *_: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

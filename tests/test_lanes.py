@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,44 +124,43 @@ def test_failed_and_flaky_tests_are_named_with_message_and_load(tmp_path: Path) 
     assert "listening ports: " in evidence
 
 
-def test_lane_that_is_found_cannot_be_written(tmp_path: Path) -> None:
-    text = "import pytest\n\n@pytest.mark.process\ndef test_it():\n    pass\n"
-    result = run_pytest(tmp_path, text, "-c", str(ROOT / "pyproject.toml"))
-    assert "is marked ['process']; write 'system', 'nightly' or neither" in result.stderr + result.stdout
+class Item(SimpleNamespace):
+    """A collected test."""
+
+    def __init__(self, name: str, *marks: pytest.MarkDecorator) -> None:
+        super().__init__(nodeid=f"test_example.py::{name}", marks=[mark.mark for mark in marks])
+
+    def iter_markers(self) -> list[pytest.Mark]:
+        return self.marks
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark for mark in self.marks if mark.name == name), None)
 
 
-NIGHTLY = """
-import pytest
-
-@pytest.mark.nightly
-def test_without_short_form():
-    pass
-
-@pytest.mark.nightly(short="test_without_short_form")
-def test_with_nightly_short_form():
-    pass
-
-@pytest.mark.nightly(short="test_short")
-def test_with_short_form():
-    pass
-
-def test_short():
-    pass
-
-@pytest.mark.parametrize("count", [1, pytest.param(9, marks=pytest.mark.nightly)])
-def test_with_short_case(count):
-    pass
-"""
+def test_lane_that_is_found_cannot_be_written() -> None:
+    with pytest.raises(pytest.UsageError, match=r"is marked \['process'\]; write 'system', 'nightly' or neither"):
+        lanes.pytest_collection_modifyitems([Item("test_it", pytest.mark.process)])  # type: ignore[list-item]
 
 
-def test_lint_names_tests_that_run_in_no_lane_that_they_need(tmp_path: Path) -> None:
+def test_lint_names_tests_that_run_in_no_lane_that_they_need(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    nightly = pytest.mark.nightly
+    items = [
+        Item("test_without_short_form", nightly),
+        Item("test_with_nightly_short_form", nightly(short="test_without_short_form")),
+        Item("test_with_short_form", nightly(short="test_short")),
+        Item("test_short"),
+        Item("test_with_short_case[1]"),
+        Item("test_with_short_case[9]", nightly),
+    ]
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "checks.py").write_text("def test_it():\n    pass\n")
-    options = ["-c", str(ROOT / "pyproject.toml"), "--collect-only", "--lint-lanes"]
-    result = run_pytest(tmp_path, NIGHTLY, *options)
-    assert result.returncode != 0
-    errors = [line for line in result.stderr.splitlines() if line]
-    assert [line.removeprefix("ERROR: ").partition(": ")[0] for line in errors] == [
+    for name in ("checks.py", "test_collected.py"):
+        (tmp_path / "tests" / name).write_text("def test_it():\n    pass\n")
+    for item in items:
+        item.path = tmp_path / "tests" / "test_collected.py"
+    config = SimpleNamespace(rootpath=tmp_path, getoption=lambda _: True, getini=pytestconfig.getini)
+    with pytest.raises(pytest.UsageError) as caught:
+        lanes.pytest_collection_finish(SimpleNamespace(items=items, config=config))  # type: ignore[arg-type]
+    assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [
         "test_example.py::test_with_nightly_short_form",
         "test_example.py::test_without_short_form",
         "tests/checks.py",

@@ -78,7 +78,7 @@ def test_kuairand_with_default_settings_reaches_the_target_metrics(kuairand_raw:
 @pytest.mark.parametrize(
     ("rows", "share"),
     [
-        (40_000, 0.85),  # measured over three seeds: 0.873 to 0.906
+        (20_000, 0.80),  # measured over three seeds: 0.822 to 0.834
         pytest.param(200_000, 0.88, marks=pytest.mark.nightly),  # measured over three seeds: 0.897 to 0.901
     ],
 )

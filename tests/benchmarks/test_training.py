@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.training import report, shape
-from benchmarks.training.__main__ import CHOSEN, FULL, LIBRARIES, OURS, PARTS
+from benchmarks.training.__main__ import CHOSEN, FULL, LIBRARIES, OURS, PARTS, main
 from benchmarks.training.prepared import restore, write
 from pipelines.config.config import load_config
 from pipelines.training.labeled_batch import LabeledBatch, read_split
@@ -100,15 +98,14 @@ def test_restored_rows_are_those_that_ranker_trains_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [("score",), pytest.param(PARTS, marks=pytest.mark.nightly)], ids=str)
-def test_main_measures_its_parts(tmp_path: Path, parts: tuple[str, ...]) -> None:
+def test_main_measures_its_parts(tmp_path: Path, parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the program: it measures in other processes and writes the results and the document."""
-    command = [sys.executable, "-m", "benchmarks.training", "--quick", "--threads", "1", "--only", *parts]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(
-        [*command, "--work", str(tmp_path / "work"), "--docs", str(tmp_path / "docs")],
-        cwd=ROOT,
-        env=environment,
-        check=True,
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)  # would also restrict the test process
+    main(
+        [
+            *("--quick", "--threads", "1", "--only", *parts),
+            *("--work", str(tmp_path / "work"), "--docs", str(tmp_path / "docs")),
+        ]
     )
     measured = json.loads((tmp_path / "docs" / "results" / "training.json").read_text())
     assert set(measured) == set(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,22 @@ def render_chart(values: dict[str, Any]) -> list[dict[str, Any]]:
     Raises:
         RenderError: The values or a template are invalid.
     """
-    command = [sys.executable, __file__, json.dumps(values)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RenderError(result.stderr)
-    return [document for text in json.loads(result.stdout) for document in yaml.safe_load_all(text) if document]
+    (result,) = render_charts([values])
+    if isinstance(result, RenderError):
+        raise result
+    return result
+
+
+def render_charts(variants: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]] | RenderError]:
+    """Render the chart with each of several values in one process; see ``render_chart``."""
+    result = subprocess.run([sys.executable, __file__], input=json.dumps(variants), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return [
+        RenderError(rendered)
+        if isinstance(rendered, str)
+        else [document for text in rendered for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+        for rendered in json.loads(result.stdout)
+    ]
 
 
 def validate_object(manifest: dict[str, Any], version: str) -> None:
@@ -49,19 +61,21 @@ def validate_object(manifest: dict[str, Any], version: str) -> None:
         raise ValueError(str(error)) from None
 
 
-def main(values_json: str) -> None:
-    """Print the rendered files as a JSON array of strings."""
+def main() -> None:
+    """Read a JSON array of values; print an array with the rendered files or the error message of each."""
     import helm_python
 
+    results: list[list[str] | str] = []
     with helm_python.Chart.load(CHART) as chart:
-        values = json.loads(values_json)
-        try:
-            chart.validate_schema(values)
-            files = chart.render(values, name="ranker", namespace="feed")
-        except helm_python.HelmError as error:
-            sys.exit(str(error))
-    print(json.dumps([text for path, text in sorted(files.items()) if path.endswith(".yaml")]))
+        for values in json.load(sys.stdin):
+            try:
+                chart.validate_schema(values)
+                files = chart.render(values, name="ranker", namespace="feed")
+                results.append([text for path, text in sorted(files.items()) if path.endswith(".yaml")])
+            except helm_python.HelmError as error:
+                results.append(str(error))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

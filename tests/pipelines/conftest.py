@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tomli_w
 
 from pipelines.config.config import Config, LogsConfig
 from pipelines.data.reader import LogReader, ScannedChunk
@@ -86,6 +87,12 @@ class Shop:
         logs = {**self.logs().model_dump(exclude_none=True), **sections.pop("logs", {})}
         document = {**self.schema.model_dump(exclude_none=True), "logs": logs, "model": model, "training": training}
         return Config.model_validate({**document, **sections})
+
+    def write_config(self, **sections: Any) -> Path:
+        """Write the settings of ``config`` that differ from defaults, which a command may override."""
+        file = self.folder / "ranker.toml"
+        file.write_text(tomli_w.dumps(self.config(**sections).model_dump(mode="json", exclude_unset=True)))
+        return file
 
 
 def row_numbers(chunks: Iterable[ScannedChunk]) -> list[int]:

@@ -18,10 +18,14 @@ from tests.support.file_changes import call_before_changes
 
 
 class KilledRanker:
-    """Runs ``ranker`` commands, see ``killed_ranker``."""
+    """Runs ``ranker`` commands, see ``killed_ranker``.
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    Attributes:
+        folder: folder in which changes of files count.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process, self.folder = process, folder
 
     def run(self, *argv: object, change: int = 0) -> bool:
         """Run a command and return whether it was killed; otherwise, it must succeed.
@@ -44,7 +48,7 @@ def killed_ranker(folder: Path, *modules: str) -> Iterator[KilledRanker]:
     command = [sys.executable, "-m", "tests.pipelines.killed_ranker", str(folder), *modules]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], text=True, **pipes) as process:
-        yield KilledRanker(process)
+        yield KilledRanker(process, folder)
 
 
 def _run_commands(folder: str, modules: list[str]) -> None:

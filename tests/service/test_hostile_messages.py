@@ -467,11 +467,7 @@ def test_unmutated_json_is_valid(client: TestClient, body: dict[str, Any]) -> No
     rank(client, body)
 
 
-@settings(max_examples=400)
-@given(body=mutated_json(), accept=st.sampled_from([JSON, ARROW]))
-def test_mutated_json_has_a_documented_response_of_both_readers(
-    client: TestClient, document: dict[str, Any], body: bytes, accept: str
-) -> None:
+def assert_documented_responses(client: TestClient, document: dict[str, Any], body: bytes, accept: str) -> None:
     """No value of a request may cause a 5xx or disclose internals, in the reader of small or of large bodies."""
     headers = {"Content-Type": JSON, "Accept": accept, "X-Request-ID": "r-1"}
     response = client.post("/v1/rank", content=body, headers=headers)
@@ -490,3 +486,29 @@ def test_mutated_json_has_a_documented_response_of_both_readers(
     if body and 504 not in (response.status_code, large.status_code):
         assert large.status_code == response.status_code, large.text
         assert response.status_code == 400 or large.content == response.content
+
+
+@settings(max_examples=200)
+@given(body=mutated_json(), accept=st.sampled_from([JSON, ARROW]))
+def test_mutated_json_has_a_documented_response_of_both_readers(
+    client: TestClient, document: dict[str, Any], body: bytes, accept: str
+) -> None:
+    assert_documented_responses(client, document, body, accept)
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (RANK_BODIES[0], ("request_id",)),
+        (RANK_BODIES[0], ("items", 0, "features", "price")),
+        (RANK_BODIES[1], ("items", "id", 0)),
+        (RANK_BODIES[1], ("items", "features", "topics")),
+    ],
+    ids=["text", "number", "id", "column of lists"],
+)
+def test_every_hostile_value_has_a_documented_response_of_both_readers(
+    client: TestClient, document: dict[str, Any], body: dict[str, Any], path: JsonPath
+) -> None:
+    text = json.dumps(with_value(body, path, PLACEHOLDER))
+    for value in HOSTILE:
+        assert_documented_responses(client, document, text.replace(f'"{PLACEHOLDER}"', value).encode(), JSON)

@@ -6,6 +6,7 @@ import http.client
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -115,14 +116,31 @@ BODIES = [
 ]
 
 
+SOME_BODIES = [invalid_objects, many_candidates, numbers, compressed_arrow, feedback]
+"""A body for each reader."""
+
+
 @pytest.mark.parametrize(
-    "bodies_per_client", [pytest.param(1, marks=pytest.mark.system), pytest.param(8, marks=pytest.mark.nightly)]
+    ("makers", "bodies_per_client"),
+    [
+        pytest.param(
+            [invalid_objects, many_candidates, numbers, compressed_arrow, feedback],
+            1,
+            marks=pytest.mark.system,
+            id="some",
+        ),
+        pytest.param(BODIES, 8, marks=pytest.mark.nightly, id="all"),
+    ],
 )
 def test_largest_bodies_of_many_clients_fit_into_a_small_container(
-    repository: Path, tmp_path: Path, request_body: dict[str, Any], bodies_per_client: int
+    repository: Path,
+    tmp_path: Path,
+    request_body: dict[str, Any],
+    makers: list[Callable[[], Body]],
+    bodies_per_client: int,
 ) -> None:
     """A few clients must not have the system end the process, which answers all others."""
-    bodies = [make() for make in BODIES]
+    bodies = [make() for make in makers]
     settings = {"served_log": tmp_path / "served", "feedback_dir": tmp_path / "feedback"}
     with running_service(repository, **settings) as service:
 
@@ -132,7 +150,7 @@ def test_largest_bodies_of_many_clients_fit_into_a_small_container(
                 connection.request("POST", path, content, {"Content-Type": content_type})
                 return connection.getresponse().status
 
-        for make, body in zip(BODIES, bodies, strict=True):
+        for make, body in zip(makers, bodies, strict=True):
             expected = (422,) if make.__name__.startswith("invalid") else (200, 202)
             assert send(body) in expected, make.__name__
             assert len(body[1]) <= LIMITS.max_body_bytes

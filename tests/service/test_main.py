@@ -40,15 +40,19 @@ def test_workers_share_a_port_and_a_killed_worker_is_replaced(repository: Path, 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_process_with_onnxruntime_backend_does_not_load_pytorch(
+def test_service_with_onnxruntime_backend_does_not_load_pytorch_and_logs_each_address_once(
     repository: Path, request_body: dict[str, Any], workers: int
 ) -> None:
-    with running_service(repository, workers=workers, threads=1, backend="onnxruntime") as service:
+    options = ["--operations-port", "0", "--backend", "onnxruntime"]
+    with running_service(repository, options, workers=workers, threads=1) as service:
         assert post_json(f"{service.url}/v1/rank", request_body | {"explain": True})["items"]
         for pid in {service.process.pid, *service.worker_pids()}:
             libraries = Path(f"/proc/{pid}/maps").read_text()
             assert "libtorch" not in libraries
             assert "onnxruntime" in libraries
+        output = service.output()
+    assert output.count(f"serving on {service.url}, documentation at /docs") == 1
+    assert output.count(f"serving metrics and admin operations on http://127.0.0.1:{service.operations_port},") == 1
 
 
 def test_serve_on_an_occupied_port_raises(repository: Path) -> None:

@@ -29,13 +29,8 @@ from tests.support.direct_ranking import rank_alone
 from tests.support.rank_request import rank
 
 PER_TASK_GATE = "dselect_k all experts"
-PER_EXAMPLE_GATES = [
-    "dselect_k per example",
-    "dselect_k per example budget",
-    "top_k per example",
-    "softmax per example",
-    "attentive",
-]
+PER_EXAMPLE_GATES = ["dselect_k per example budget", "attentive"]
+"""A gate that selects few of the experts that it keeps, and one that is frozen to a gate of another kind."""
 TOLERANCES = {PER_TASK_GATE: 1e-5} | dict.fromkeys(PER_EXAMPLE_GATES, 1e-6)
 """Maximum absolute difference between scores over HTTP and of the library, by gate."""
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ranking
@@ -205,7 +205,6 @@ def command_scores(served: Served, table: pa.Table, folder: Path) -> pa.Table | 
     return pq.read_table(folder / "scores.parquet").select(["click", "watch"])
 
 
-@settings(deadline=None, max_examples=100)
 @given(request=requests())
 def test_all_ways_to_score_a_request_agree(served: Served, request: dict[str, Any]) -> None:
     table = to_table(request)

@@ -92,9 +92,12 @@ def resident_kb_and_open_files(service: ServiceProcess) -> tuple[int, int]:
     return resident, files
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(2.0, marks=pytest.mark.system), pytest.param(SECONDS, marks=pytest.mark.nightly)]
+    ("seconds", "workers"),
+    [
+        pytest.param(2.0, 2, marks=pytest.mark.system),
+        *(pytest.param(SECONDS, workers, marks=pytest.mark.nightly) for workers in (1, 2)),
+    ],
 )
 def test_service_under_mixed_traffic_leaks_neither_memory_nor_files(
     repository: Path, seconds: float, workers: int

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.cli.main import main
 from tests.support.hanging_filesystem import hanging_filesystem
 from tests.support.http_client import send_request
 from tests.support.processes import cli_after, running_service, started_service
@@ -71,10 +72,10 @@ main.CHECK_SECONDS = admin.REPOSITORY_SECONDS = watcher.STOP_SECONDS = 0.5
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_service_with_a_damaged_version_is_alive_and_becomes_ready_when_it_is_repaired(
-    repository: Path, tmp_path: Path, workers: int
+    repository: Path, tmp_path: Path
 ) -> None:
+    workers = 2
     damaged = shutil.copytree(repository, tmp_path / "repository")
     manifest = damaged / "feed" / "1" / "manifest.json"
     content = manifest.read_bytes()
@@ -93,27 +94,29 @@ def test_service_with_a_damaged_version_is_alive_and_becomes_ready_when_it_is_re
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("folder", "options", "message"),
     [
-        (["--model", "shop"], "has no model 'shop': it has feed"),
-        (["--backend", "cuda"], "the cuda backend needs an NVIDIA GPU"),
+        ("", ["--model", "shop"], "has no model 'shop': it has feed"),
+        ("", ["--backend", "cuda"], "the cuda backend needs an NVIDIA GPU"),
+        ("nothing", [], "no such repository"),
     ],
 )
 def test_service_with_a_setting_that_cannot_work_exits_with_the_reason(
-    repository: Path, options: list[str], message: str
+    repository: Path, folder: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with started_service(repository, options, threads=1) as service:
-        assert service.process.wait(TIMEOUT_SECONDS) == 1
-        (line,) = service.output().splitlines()
+    assert main(["serve", str(repository / folder), "--port", "0", *options]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ranker: ")
     assert message in line
 
 
-def test_service_without_a_repository_exits_with_the_reason(tmp_path: Path) -> None:
-    with started_service(tmp_path / "nothing", threads=1) as service:
-        assert service.process.wait(TIMEOUT_SECONDS) == 1
-        assert service.output().startswith("ranker: ")
-        assert "no such repository" in service.output()
+def test_service_with_an_unknown_variable_exits_with_a_suggestion(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANKER_MAX_CANDIDATE", "10")
+    assert main(["serve", str(repository)]) == 1
+    expected = "RANKER_MAX_CANDIDATE: unknown setting; did you mean RANKER_MAX_CANDIDATES?"
+    assert capsys.readouterr().err == f"ranker: the environment: {expected}\n"
 
 
 @pytest.mark.system
@@ -182,13 +185,12 @@ def _short_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.system
 @pytest.mark.usefixtures("_short_operations")
-@pytest.mark.parametrize("workers", [1, 2])
 def test_service_on_a_filesystem_that_hangs_continues_to_rank_until_it_responds(
-    repository: Path, request_body: dict[str, Any], tmp_path: Path, workers: int
+    repository: Path, request_body: dict[str, Any], tmp_path: Path
 ) -> None:
     """Protects ranking against a repository that hangs; waits for three operations that time out."""
     path = shutil.copytree(repository, tmp_path / "repository")
-    with running_service(path, workers=workers, threads=1, poll_seconds=0.1) as service:
+    with running_service(path, workers=2, threads=1, poll_seconds=0.1) as service:
 
         def last_read() -> float:
             return service.metrics()["ranker_repository_read_timestamp_seconds"]
@@ -223,19 +225,3 @@ def test_service_that_starts_on_a_filesystem_that_hangs_becomes_ready_when_it_re
         assert send_request(f"{service.url}/v2/health/ready").status == 503
         filesystem.close()
         service.wait_until_ready()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_service_logs_each_address_once(repository: Path, workers: int) -> None:
-    with running_service(repository, ["--operations-port", "0"], workers=workers, threads=1) as service:
-        output = service.output()
-    assert output.count(f"serving on {service.url}, documentation at /docs") == 1
-    assert output.count(f"serving metrics and admin operations on http://127.0.0.1:{service.operations_port},") == 1
-
-
-def test_service_with_an_unknown_variable_exits_with_a_suggestion(repository: Path) -> None:
-    with started_service(repository, max_candidate=10) as service:
-        assert service.process.wait(TIMEOUT_SECONDS) == 1
-        (line,) = service.output().splitlines()
-    expected = "RANKER_MAX_CANDIDATE: unknown setting; did you mean RANKER_MAX_CANDIDATES?"
-    assert line == f"ranker: the environment: {expected}"

@@ -19,7 +19,7 @@ from tests.support.expected_ranking import ExpectedRanking, draw_request
 from tests.support.processes import running_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
-CLIENTS, REQUESTS = 32, 8
+CLIENTS, REQUESTS = 32, 4
 MAX_QUEUE_ROWS = 100_000
 """More than the candidates of all clients at once."""
 

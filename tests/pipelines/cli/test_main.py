@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
     err: str
 
 
-def ranker(*argv: str | Path) -> Outcome:
+def ranker(*argv: object) -> Outcome:
     """Run ``ranker`` with these arguments."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
@@ -51,7 +51,8 @@ class Workflow(NamedTuple):
 
 
 COMMANDS = ["demo", "logs", "check", "train", "evaluate", "compare", "report", "freeze", "publish", "score"]
-SMALL = ["model.experts=3", "model.expert_layers=[8]", "model.tower_layers=[4]", "training.batch_size=128"]
+ROWS = 2_000
+SMALL = ["model.experts=3", "model.expert_layers=[8]", "model.tower_layers=[4]", "evaluation.bootstrap=20"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def workflow(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     sets = [part for setting in SMALL for part in ("--set", setting)]
     day = logs / "log" / "date=2026-01-10"
     commands = {
-        "logs": ranker("logs", "synthetic", "--out", logs, "--rows", "3000", "--seed", "1"),
+        "logs": ranker("logs", "synthetic", "--out", logs, "--rows", ROWS, "--seed", "1"),
         "check": ranker("check", logs / "ranker.toml"),
         "check --json": ranker("check", logs / "ranker.toml", "--json"),
         "train": ranker("train", logs / "ranker.toml", "--run", run, *sets),
@@ -100,13 +101,13 @@ def test_check_prints_the_profile_to_stdout_and_progress_to_stderr(workflow: Wor
     _, out, err = workflow.commands["check"]
     assert out.startswith("rows: train ")
     assert "bad rows dropped: 0" in out
-    assert "reading the log: 3,000 rows in " in err
+    assert f"reading the log: {ROWS:,} rows in " in err
     assert "reading the log" not in out
 
 
 def test_check_json_prints_the_profile(workflow: Workflow) -> None:
     data = json.loads(workflow.commands["check --json"].out)
-    assert sum(data["rows"].values()) == 3000
+    assert sum(data["rows"].values()) == ROWS
     assert data["bad"] == {}
     assert 0.3 < data["labels"]["train"]["click"]["mean"] < 0.5
 
@@ -153,7 +154,7 @@ def test_train_prints_evaluation_and_run_to_stdout_and_progress_to_stderr(workfl
 def test_train_applies_set_overrides(workflow: Workflow) -> None:
     config = RunFolder.open(workflow.folder / "run").load_config()
     assert config.model.experts == 3
-    assert config.training.batch_size == 128
+    assert config.evaluation.bootstrap == 20
 
 
 def test_evaluate_json_equals_the_stored_evaluation(workflow: Workflow) -> None:
@@ -233,10 +234,9 @@ def test_score_prints_the_number_of_scored_and_bad_rows(workflow: Workflow) -> N
 # Gates.
 
 
-def test_gate_kind_is_set_with_set_and_shown_by_train_and_evaluate(workflow: Workflow, tmp_path: Path) -> None:
-    settings = [*SMALL, "model.gate.kind=softmax", "model.gate.per_example=true"]
-    sets = [part for setting in settings for part in ("--set", setting)]
-    trained = ranker("train", workflow.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets)
+def test_gate_kind_is_set_with_set_and_shown_by_train_and_evaluate(shared_shop: Shop, tmp_path: Path) -> None:
+    sets = ["--set", "model.gate.kind=softmax", "--set", "model.gate.per_example=true"]
+    trained = ranker("train", shared_shop.write_config(), "--run", tmp_path / "run", *sets)
     assert trained.code == 0, trained.err
     evaluated = ranker("evaluate", tmp_path / "run")
     assert evaluated.code == 0
@@ -276,9 +276,8 @@ def test_single_task_run_is_evaluated_as_a_whole_and_frozen_by_task(shared_shop:
 # JSON.
 
 
-def test_train_json_prints_run_selection_and_evaluation(workflow: Workflow, tmp_path: Path) -> None:
-    sets = [part for setting in [*SMALL, "training.seed=9"] for part in ("--set", setting)]
-    outcome = ranker("train", workflow.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets, "--json")
+def test_train_json_prints_run_selection_and_evaluation(shared_shop: Shop, tmp_path: Path) -> None:
+    outcome = ranker("train", shared_shop.write_config(), "--run", tmp_path / "run", "--json")
     assert outcome.code == 0
     data = json.loads(outcome.out)
     assert data["run"] == f"{tmp_path}/run"

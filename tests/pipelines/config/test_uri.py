@@ -18,13 +18,17 @@ from pipelines.cli.main import main
 from pipelines.config.config import Config, load_config
 from pipelines.config.uri import open_uri, parse_uri, redact_uri
 from pipelines.data.reader import LogReader, load_tables
+from pipelines.datasets.synthetic import generate
 from pipelines.inspection.profile import profile_log
+from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from ranking.errors import LogError
-from tests.conftest import ROWS, SMALL
+from tests.conftest import SMALL, Once
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
+
+ROWS = 1_500
 
 
 # URIs.
@@ -107,12 +111,18 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     return Bucket(server)
 
 
+@pytest.fixture(scope="session")
+def toml(once: Once) -> Path:
+    """Configuration of a generated log that is smaller than that of other tests; read only."""
+    return once("log for S3", lambda folder: generate(folder, ROWS, seed=1)) / "ranker.toml"
+
+
 @pytest.fixture
-def s3_config(bucket: Bucket, logs: Path) -> Config:
+def s3_config(bucket: Bucket, toml: Path) -> Config:
     """Configuration of the generated log with all of its files in the bucket."""
-    bucket.upload(logs)
+    bucket.upload(toml.parent)
     locations = {name: bucket.uri(file) for name, file in NAMES.items()}
-    return load_config(logs / "ranker.toml", [*SMALL, *(f"logs.{name}='{uri}'" for name, uri in locations.items())])
+    return load_config(toml, [*SMALL, *(f"logs.{name}='{uri}'" for name, uri in locations.items())])
 
 
 NAMES = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
@@ -121,9 +131,9 @@ NAMES = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
 # S3.
 
 
-def test_profile_of_s3_log_equals_profile_of_local_log(s3_config: Config, config: Config) -> None:
+def test_profile_of_s3_log_equals_profile_of_local_log(s3_config: Config, toml: Path) -> None:
     profiles = []
-    for current in (s3_config, config):
+    for current in (s3_config, load_config(toml)):
         schema = current.serving_schema.logged
         reader = LogReader(current.logs.path, schema, load_tables(current.logs, schema))
         profiles.append(profile_log(reader, current.logs, schema))
@@ -131,19 +141,20 @@ def test_profile_of_s3_log_equals_profile_of_local_log(s3_config: Config, config
     assert [entry.chunk for entry in profiles[0].index.entries] == [entry.chunk for entry in profiles[1].index.entries]
 
 
-def test_training_on_s3_log_keeps_its_uri_in_the_run(s3_config: Config, tmp_path: Path) -> None:
-    run = train(s3_config, tmp_path / "run")
-    assert run.load_config().logs == s3_config.logs
-    assert run.load_evaluation()["rows"] > 0
-
-
-def test_s3_log_is_evaluated_and_scored(
-    s3_config: Config, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_s3_log_is_trained_on_evaluated_and_scored(
+    bucket: Bucket, shared_shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["evaluate", str(bundle), "--logs", str(s3_config.logs.path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == ROWS
-    assert main(["score", str(bundle), "--logs", str(s3_config.logs.path), "--out", str(tmp_path / "out.parquet")]) == 0
-    assert pq.read_metadata(tmp_path / "out.parquet").num_rows == ROWS
+    bucket.upload(shared_shop.log)
+    log, frozen = bucket.uri(""), str(tmp_path / "bundle")
+    config = shared_shop.config(logs={"path": log})
+    run = train(config, tmp_path / "run")
+    assert run.load_config().logs == config.logs
+    assert run.load_evaluation()["rows"] > 0
+    freeze_run(run.path, tmp_path / "bundle")
+    assert main(["evaluate", frozen, "--logs", log, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 200
+    assert main(["score", frozen, "--logs", log, "--out", str(tmp_path / "out.parquet")]) == 0
+    assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 200
 
 
 def test_s3_log_ignores_marker_files_of_spark_and_hadoop(bucket: Bucket, shop: Shop) -> None:

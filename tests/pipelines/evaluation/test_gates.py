@@ -64,8 +64,8 @@ MEASURES = {
 }
 
 every_gate = pytest.mark.parametrize("gate", GATES)
-SLOWEST_CHECKED = {"dselect_k", "dselect_k per example budget", "top_k per example", "attentive"}
-"""Gates that the slowest test checks in every run: static and per example, with and without a binary selection."""
+SLOWEST_CHECKED = {"dselect_k", "top_k per example"}
+"""Gates that the slowest test checks in every run: one selection for all rows, and one for each row."""
 
 
 def read_json(file: Path) -> dict[str, Any]:

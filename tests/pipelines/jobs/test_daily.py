@@ -349,10 +349,10 @@ label = "click"
 """
 
 
-@pytest.fixture
-def counted(logs: Path, tmp_path: Path) -> Feed:
-    """A feed with counters after its first job, with the log of 10 January."""
-    feed = Feed(tmp_path / "counted")
+@pytest.fixture(scope="module")
+def first_counted(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    """A feed with counters after its first job, with the log of 10 January; read only."""
+    feed = Feed(tmp_path_factory.mktemp("counted") / "feed")
     feed.copy_logs(logs)
     with (feed.folder / "logs" / "ranker.toml").open("a") as stream:
         stream.write(COUNTERS)
@@ -360,6 +360,12 @@ def counted(logs: Path, tmp_path: Path) -> Feed:
     assert feed.daily(NINTH) == 0
     shutil.move(feed.folder / "tenth", feed.partition(TENTH))
     return feed
+
+
+@pytest.fixture
+def counted(first_counted: Feed, tmp_path: Path) -> Feed:
+    """A copy of the feed with counters."""
+    return first_counted.copy(tmp_path / "counted")
 
 
 def test_day_that_is_not_published_still_continues_the_counters(

@@ -22,6 +22,7 @@ from tests.support.small_logs import (
 )
 
 NEW_DAYS = 4
+DAYS = 40
 
 
 def run_days(table: pa.Table, schema: dict[str, Any], first_days: int, seed: int, folder: Path) -> list[dict[str, Any]]:
@@ -45,7 +46,7 @@ def test_daily_on_a_small_log_publishes_every_day(shape: str, seed: int, tmp_pat
     if shape == "film":
         records = run_days(film_log(72, 120 + NEW_DAYS, seed), FILM_SCHEMA, 120, seed, tmp_path)
     else:
-        records = run_days(census_log(700, 120 + NEW_DAYS, seed), CENSUS_SCHEMA, 120, seed, tmp_path)
+        records = run_days(census_log(700, DAYS + NEW_DAYS, seed), CENSUS_SCHEMA, DAYS, seed, tmp_path)
     assert [record["version"] for record in records] == list(range(1, NEW_DAYS + 2))
     units = {record["comparison"]["intervals"]["unit"] for record in records[1:]}
     assert units == ({"user"} if shape == "film" else {"row"})

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ranking.artifacts import checksums
 from ranking.artifacts import repository as repositories
 from ranking.artifacts.release import Canary, Release
 from ranking.errors import BundleError, OutputError
-from tests.pipelines.killed_ranker import killed_ranker
+from tests.pipelines.killed_ranker import KilledRanker, killed_ranker
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -245,25 +245,32 @@ def test_keep_removes_a_version_with_one_rename(bundle: Path, tmp_path: Path, mo
     assert seen == [([2], files(bundle))]
 
 
-def killed_publications(bundle: Path, repository: Path, folder: Path, changes: Iterable[int]) -> list[Path]:
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledRanker]:
+    folder = tmp_path_factory.mktemp("killed")
+    with killed_ranker(folder, "pipelines.jobs.publish", "ranking.frozen.graph") as ranker:
+        yield ranker
+
+
+def killed_publications(
+    bundle: Path, repository: Path, ranker: KilledRanker, name: str, changes: Iterable[int]
+) -> list[Path]:
     """Return copies of a repository, each left by a publication that was killed before one of these changes."""
     copies = []
-    with killed_ranker(folder, "pipelines.jobs.publish", "ranking.frozen.graph") as ranker:
-        for change in changes:
-            copy = folder / str(change)
-            if repository.exists():
-                shutil.copytree(repository, copy)
-            if not ranker.run("publish", bundle, copy, change=change):
-                return copies
-            copies.append(copy)
+    for change in changes:
+        copy = ranker.folder / f"{name}-{change}"
+        if repository.exists():
+            shutil.copytree(repository, copy)
+        if not ranker.run("publish", bundle, copy, change=change):
+            return copies
+        copies.append(copy)
     raise AssertionError("the publication has more changes")
 
 
 @pytest.fixture(scope="module")
-def killed(bundle: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def killed(bundle: Path, repository: Path, ranker: KilledRanker) -> list[Path]:
     """Copies of the repository; the first 120 changes are those of the copy of the bundle."""
-    changes = [*range(1, 120, 15), *range(120, 1_000)]
-    return killed_publications(bundle, repository, tmp_path_factory.mktemp("killed"), changes)
+    return killed_publications(bundle, repository, ranker, "next", [*range(1, 120, 30), *range(120, 1_000)])
 
 
 # Killed publications.
@@ -290,8 +297,8 @@ def test_killed_publication_does_not_block_the_next_one(bundle: Path, killed: li
         assert {file.name for file in (copy / name).iterdir()} == {*versions, "current.json", "fallbacks.json", ".lock"}
 
 
-def test_killed_first_publication_leaves_no_model(bundle: Path, tmp_path: Path) -> None:
-    for copy in killed_publications(bundle, tmp_path / "none yet", tmp_path, range(1, 1_000, 20)):
+def test_killed_first_publication_leaves_no_model(bundle: Path, tmp_path: Path, ranker: KilledRanker) -> None:
+    for copy in killed_publications(bundle, tmp_path / "none yet", ranker, "first", range(1, 1_000, 30)):
         assert not copy.exists() or repositories.list_models(copy) == []
         publish(bundle, copy)
         assert repositories.list_models(copy) == ["feed"]

@@ -16,6 +16,7 @@ import pytest
 
 import ranking
 from pipelines.config.config import load_config
+from pipelines.datasets.synthetic import generate
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
@@ -28,7 +29,9 @@ from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 ROOT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}  # NCCL wants a GPU for each rank
-SETTINGS = [*SMALL, "training.epochs=2", "evaluation.baselines=[]", "evaluation.bootstrap=0"]
+WITHOUT_INTERVALS = ["evaluation.baselines=[]", "evaluation.bootstrap=0"]
+TRAINING = ["training.epochs=2", "training.checks_per_epoch=4", "training.learning_rate.trunk=0.01"]
+SETTINGS = [*SMALL, *TRAINING, *WITHOUT_INTERVALS]
 SHORT_SETTINGS = [*SETTINGS, "training.epochs=1", "counters=[]"]
 RANK_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]
 
@@ -37,6 +40,12 @@ def train_arguments(logs: Path, run: Path, *more: str, settings: Sequence[str] =
     """Return the arguments of ``ranker train``."""
     sets = [word for setting in settings for word in ("--set", setting)]
     return ["train", str(logs / "ranker.toml"), "--run", str(run), *sets, *more]
+
+
+@pytest.fixture(scope="session")
+def logs(once: Once) -> Path:
+    """Folder of a generated log with its ranker.toml; read only."""
+    return once("log of two ranks", lambda folder: generate(folder, rows=2_000, seed=1))
 
 
 @pytest.fixture(scope="session")
@@ -81,8 +90,8 @@ def test_two_ranks_reach_the_validation_loss_of_one_process(logs: Path, two_rank
     lines = [[json.loads(line) for line in run.metrics.read_text().splitlines()] for run in runs]
     assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]]
     best = [min(line["validation_total"] for line in each if line["phase"] == "selected") for each in lines]
-    # The batches contain other rows; different seeds alone differ by up to 2 %.
-    assert best[1] == pytest.approx(best[0], rel=0.04)
+    # The batches contain other rows; different seeds alone differ by up to 1.5 %. Training improves the loss by 7 %.
+    assert best[1] == pytest.approx(best[0], rel=0.02)
 
 
 def test_two_ranks_print_each_message_once(two_ranks: Path) -> None:
@@ -128,7 +137,7 @@ def test_two_ranks_with_an_odd_batch_size_raise_a_config_error(
     assert not (tmp_path / "run").exists()
 
 
-LONG_SETTINGS = (*SETTINGS, "training.epochs=300")
+LONG_SETTINGS = [*SHORT_SETTINGS, "training.epochs=300"]
 
 
 def test_killed_rank_stops_all_ranks_and_one_process_resumes(logs: Path, tmp_path: Path) -> None:

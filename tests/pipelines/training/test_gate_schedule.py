@@ -146,8 +146,8 @@ def test_end_step_finalizes_exactly_once_for_any_number_of_steps(steps: int) -> 
     assert schedule.phase() == "selected"
 
 
-@pytest.mark.parametrize("experts", [1, 2, 3, 5, 8, 12])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("experts", [1, 3, 8, 12])
+@pytest.mark.parametrize("seed", range(2))
 def test_finalized_gate_is_exactly_binary(experts: int, seed: int) -> None:
     torch.manual_seed(seed)
     gate = DSelectK(2, experts, min(2, experts), CONFIG.gamma)
@@ -167,7 +167,7 @@ def test_finalized_gate_is_exactly_binary(experts: int, seed: int) -> None:
 
 
 def test_finalized_gate_after_enough_steps_needs_no_snapping() -> None:
-    for seed in range(5):
+    for seed in range(2):
         torch.manual_seed(seed)
         schedule = train_gate(DSelectK(2, 8, 2, CONFIG.gamma), seed=seed)
         assert schedule.snapped_codes == 0
@@ -277,7 +277,7 @@ def test_budget_limits_the_experts_over_all_tasks(kind: str, data: st.DataObject
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("budget", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("budget", [1, 3, 6])
 def test_budget_keeps_the_experts_with_the_largest_total_weight(kind: str, budget: int) -> None:
     torch.manual_seed(0)
     gate = make_gate(kind, 7, 2)
@@ -298,7 +298,7 @@ def test_budget_keeps_the_experts_with_the_largest_total_weight(kind: str, budge
 
 
 @pytest.mark.parametrize("kind", KINDS[:4])
-@pytest.mark.parametrize("budget", [2, 3, 5])
+@pytest.mark.parametrize("budget", [2, 5])
 def test_budget_leaves_the_selection_open_among_the_remaining_experts(kind: str, budget: int) -> None:
     """The cheapest expert at the end is selected, not the one with the largest weight at the budget step."""
     torch.manual_seed(0)
@@ -337,7 +337,7 @@ def test_budget_of_all_experts_has_no_effect(kind: str, budget: int) -> None:
     assert all(torch.equal(train_and_resume[0][name], train_and_resume[1][name]) for name in train_and_resume[0])
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 10])
+@pytest.mark.parametrize("steps", [1, 2, 10])
 @pytest.mark.parametrize("kind", KINDS)
 def test_budget_holds_for_very_few_steps(kind: str, steps: int) -> None:
     torch.manual_seed(0)
@@ -431,19 +431,13 @@ def train_and_resume(
 
 
 @pytest.mark.parametrize("kind", ["fold", "softmax_selectors", "per example"])
-@pytest.mark.parametrize("budget", [None, 3])
-@pytest.mark.parametrize("stop", [60, 100])
+@pytest.mark.parametrize(("budget", "stop"), [(None, 100), (3, 40), (3, 85)])  # the budget applies at step 50
 def test_resumed_schedule_ends_in_the_same_selection_bit_for_bit(kind: str, budget: int | None, stop: int) -> None:
     (gate, schedule), (again, resumed) = train_and_resume(kind, budget, stop)
     assert schedule.done
     assert resumed.done
     assert resumed.snapped_codes == schedule.snapped_codes
+    assert resumed.experts == schedule.experts
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in gate.state_dict().items())
     x = draw_examples() if gate.per_example else None
     assert gate.selection(x=x) == again.selection(x=x)
-
-
-@pytest.mark.parametrize("kind", ["fold", "softmax_selectors", "per example"])
-def test_resumed_schedule_after_the_budget_step_has_the_same_experts(kind: str) -> None:
-    (_, schedule), (_, resumed) = train_and_resume(kind, 3, 85)
-    assert resumed.experts == schedule.experts

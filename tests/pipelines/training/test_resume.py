@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,9 @@ from pipelines.config.config import Config, load_config
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.errors import OutputError, RankerError
-from tests.conftest import GATES, SMALL, Once
+from tests.conftest import GATES
 from tests.pipelines.conftest import Shop
 from tests.pipelines.killed_ranker import killed_ranker
-
-SETTINGS = [*SMALL, "training.epochs=2", "model.dropout=0.1", "training.oov_dropout=0.2"]
 
 
 class InterruptedTraining(RankerError):
@@ -59,10 +57,17 @@ def assert_identical(one: RunFolder, other: RunFolder) -> None:
     assert rest == other_rest
 
 
+@pytest.fixture(scope="module")
+def toml(shared_shop: Shop) -> Path:
+    """A configuration of 20 steps and 16 checks that uses every source of randomness."""
+    counters = [{"of": ["user_id"], "labels": ["click"]}]
+    training = {"epochs": 4, "oov_dropout": 0.2}
+    return shared_shop.write_config(model={"experts": 4, "dropout": 0.1}, training=training, counters=counters)
+
+
 @pytest.fixture
-def config_for(logs: Path) -> Callable[[str], Config]:
-    """Factory: name of a gate in GATES → a configuration that uses every source of randomness."""
-    return lambda gate: load_config(logs / "ranker.toml", SETTINGS + GATES[gate])
+def config(toml: Path) -> Config:
+    return load_config(toml)
 
 
 @pytest.fixture
@@ -71,23 +76,22 @@ def tiny(shared_shop: Shop) -> Config:
     return shared_shop.config()
 
 
-@pytest.fixture(scope="session")
-def uninterrupted(logs: Path, once: Once) -> RunFolder:
+@pytest.fixture(scope="module")
+def uninterrupted(toml: Path) -> RunFolder:
     """An uninterrupted run with DSelect-k; read only."""
-    config = load_config(logs / "ranker.toml", SETTINGS)
-    return RunFolder.open(once("uninterrupted run", lambda folder: train(config, folder)))
+    return train(load_config(toml), toml.with_name("uninterrupted"))
 
 
-@pytest.mark.parametrize("checks", [7, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 13))])
+@pytest.mark.parametrize("checks", [1, 2, 7, 13])  # 1: before the first checkpoint
 def test_resume_after_an_interruption_gives_identical_results(
-    uninterrupted: RunFolder, config_for: Callable[[str], Config], tmp_path: Path, checks: int
+    uninterrupted: RunFolder, config: Config, tmp_path: Path, checks: int
 ) -> None:
-    interrupt_training(config_for("dselect_k"), tmp_path / "run", checks)
-    assert_identical(uninterrupted, train(config_for("dselect_k"), tmp_path / "run", resume=True))
+    interrupt_training(config, tmp_path / "run", checks)
+    assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
 
 
-def test_resume_with_a_ranking_loss_gives_identical_results(logs: Path, tmp_path: Path) -> None:
-    config = load_config(logs / "ranker.toml", [*SETTINGS, "training.ranking_loss.weight=2"])
+def test_resume_with_a_ranking_loss_gives_identical_results(toml: Path, tmp_path: Path) -> None:
+    config = load_config(toml, ["training.ranking_loss.weight=2"])
     uninterrupted = train(config, tmp_path / "uninterrupted")
     interrupt_training(config, tmp_path / "run", 5)
     assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
@@ -101,13 +105,12 @@ SHORT = ("dselect_k per example budget",)
     "gate",
     [pytest.param(gate, marks=[] if gate in SHORT else pytest.mark.nightly) for gate in GATES if gate != "dselect_k"],
 )
-def test_resume_twice_with_any_gate_gives_identical_results(
-    config_for: Callable[[str], Config], tmp_path: Path, gate: str
-) -> None:
-    uninterrupted = train(config_for(gate), tmp_path / "uninterrupted")
+def test_resume_twice_with_any_gate_gives_identical_results(toml: Path, tmp_path: Path, gate: str) -> None:
+    config = load_config(toml, GATES[gate])
+    uninterrupted = train(config, tmp_path / "uninterrupted")
     for checks in (3, 4, 5):  # relative to the previous interruption
-        interrupt_training(config_for(gate), tmp_path / "run", checks, resume=checks > 3)
-    assert_identical(uninterrupted, train(config_for(gate), tmp_path / "run", resume=True))
+        interrupt_training(config, tmp_path / "run", checks, resume=checks > 3)
+    assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
 
 
 def test_resume_to_the_end_deletes_the_checkpoints(tiny: Config, tmp_path: Path) -> None:
@@ -117,15 +120,8 @@ def test_resume_to_the_end_deletes_the_checkpoints(tiny: Config, tmp_path: Path)
     assert [path.name for path in run.checkpoints.iterdir()] == ["best.safetensors"]
 
 
-def test_resume_before_the_first_checkpoint_starts_again(
-    uninterrupted: RunFolder, config_for: Callable[[str], Config], tmp_path: Path
-) -> None:
-    interrupt_training(config_for("dselect_k"), tmp_path / "run", 1)
-    assert_identical(uninterrupted, train(config_for("dselect_k"), tmp_path / "run", resume=True))
-
-
 def test_resume_after_the_last_checkpoint_writes_the_results(
-    uninterrupted: RunFolder, config_for: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: RunFolder, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_: object) -> None:
         raise InterruptedTraining("enough")
@@ -133,8 +129,8 @@ def test_resume_after_the_last_checkpoint_writes_the_results(
     with monkeypatch.context() as patch:
         patch.setattr("pipelines.jobs.train._write_results", crash)
         with pytest.raises(InterruptedTraining):
-            train(config_for("dselect_k"), tmp_path / "run")
-    assert_identical(uninterrupted, train(config_for("dselect_k"), tmp_path / "run", resume=True))
+            train(config, tmp_path / "run")
+    assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
 
 
 def test_resume_of_a_single_task_baseline_keeps_finished_tasks(shared_shop: Shop, tmp_path: Path) -> None:
@@ -153,17 +149,17 @@ def test_resume_of_a_single_task_baseline_keeps_finished_tasks(shared_shop: Shop
 @pytest.mark.parametrize("limit", [4_000, 20_000])
 @pytest.mark.usefixtures("capsys")  # stderr must not be a file, which would be full as well
 def test_full_disk_raises_an_output_error_and_resume_continues(
-    uninterrupted: RunFolder, config_for: Callable[[str], Config], tmp_path: Path, limit: int
+    uninterrupted: RunFolder, config: Config, tmp_path: Path, limit: int
 ) -> None:
-    interrupt_training(config_for("dselect_k"), tmp_path / "run", 9)
+    interrupt_training(config, tmp_path / "run", 9)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # writing larger files fails as on a full disk
     try:
         with pytest.raises(OutputError, match=r"cannot be written .* free space, then run the same .* --resume"):
-            train(config_for("dselect_k"), tmp_path / "run", resume=True)
+            train(config, tmp_path / "run", resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert_identical(uninterrupted, train(config_for("dselect_k"), tmp_path / "run", resume=True))
+    assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
 
 
 def test_resume_without_a_run_folder_starts_the_run(tiny: Config, tmp_path: Path) -> None:
@@ -211,16 +207,15 @@ def test_resume_of_a_folder_with_other_files_raises_an_error(tiny: Config, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("changes", [(65, 95), pytest.param(range(1, 100, 3), marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.parametrize("changes", [(58, 78), pytest.param(range(1, 100, 3), marks=pytest.mark.nightly)], ids=str)
 def test_resume_of_a_killed_process_gives_identical_results(
-    uninterrupted: RunFolder, logs: Path, tmp_path: Path, changes: Sequence[int]
+    uninterrupted: RunFolder, toml: Path, tmp_path: Path, changes: Sequence[int]
 ) -> None:
-    """Protects a run whose process is killed while it writes: changes 65 and 95 are parts of checkpoints."""
-    settings = [word for setting in [*SETTINGS, "evaluation.baselines=[]"] for word in ("--set", setting)]
+    """Protects a run whose process is killed while it writes: changes 58 and 78 are parts of checkpoints."""
     with killed_ranker(tmp_path, "pipelines.jobs.train") as ranker:
         for change in changes:
             run = tmp_path / str(change)
-            command = ["train", logs / "ranker.toml", "--run", run, *settings, "--resume"]
+            command = ["train", toml, "--run", run, "--set", "evaluation.baselines=[]", "--resume"]
             assert ranker.run(*command, change=change)
             assert not ranker.run(*command)
             assert_identical(uninterrupted, RunFolder.open(run))

@@ -209,9 +209,6 @@ def test_metrics_validation_losses_are_means_over_labeled_rows(shared_shop: Shop
     "penalty",
     [
         {"overlap_weight": 1e3},
-        {"union_weight": 1e3},
-        {"importance_weight": 1e3},
-        {"surplus": "penalty", "surplus_weight": 1e3},
         {"kind": "gumbel_softmax", "sparsity_weight": 1e3},
         {"kind": "top_k", "per_example": True, "similarity_same": 1e3},
     ],

@@ -21,6 +21,7 @@ from pipelines.runs.run import RunFolder
 from pipelines.tuning.study import StudyFolder
 from pipelines.tuning.workers import run_worker, tune
 from tests.pipelines.conftest import Shop
+from tests.pipelines.tuning.waiting_worker import LEASED, lease_and_wait
 from tests.support.waiting import wait_until
 
 TUNE = {
@@ -98,15 +99,17 @@ def test_killed_worker_is_restarted_and_its_trial_is_retried(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Protects a study of which a worker dies while another process runs trials, and that a later command continues."""
-    file, folder = config_file(shop, 1500, training={"epochs": 6}), tmp_path / "study"
+    file, folder = config_file(shop), tmp_path / "study"
     messages: list[str] = []
     monkeypatch.setattr("pipelines.tuning.workers.print_status", messages.append)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, monkeypatch.context() as patch:
+        patch.setattr("pipelines.tuning.workers.run_worker", lease_and_wait)
         command = pool.submit(tune, load_config(file), folder, 3)
-        wait_until(lambda: command.done() or (folder / "trials" / "0" / "metrics.jsonl").exists())
+        wait_until(lambda: command.done() or (folder / LEASED).exists())
+        patch.undo()
         (worker,) = multiprocessing.active_children()
         worker.kill()
-        run_worker(folder, 3, worker=1)
+        run_worker(folder, 2, worker=1)
         study = command.result()
     assert "worker 0 was killed by signal 9; its trial is retried" in messages
     assert len(study.ended_trials()) == 3

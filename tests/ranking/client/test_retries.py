@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from email.utils import formatdate
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 from ranking.client import (
     ConnectionFailedError,
     OverloadedError,
+    RankingClient,
     RankingError,
     RequestTimeoutError,
     ServiceError,
@@ -26,7 +27,7 @@ from ranking.client import (
 )
 from ranking.client.exchange import retry_after
 from service.http.auth.keys import create_key
-from tests.ranking.client.conftest import OpenClient
+from tests.ranking.client.conftest import BlockingClient, OpenClient
 from tests.support.ports import HOST, free_port
 from tests.support.processes import ServiceProcess, running_service
 from tests.support.server_thread import server_thread
@@ -204,16 +205,19 @@ def test_client_of_a_rate_limited_key_waits_for_its_turn(
         assert time.monotonic() - start >= 1.0
 
 
-def test_restart_of_the_service_is_not_noticed(open_client: OpenClient, repository: Path) -> None:
-    with running_service(repository, ["--port", str(free_port())]) as first:
-        client = open_client(first.url, timeout=120, retries=1_000)
-        client.rank(IDS)
+def test_restart_of_the_service_is_not_noticed(repository: Path) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(running_service(repository, ["--port", str(free_port())]))
+        clients = [kind(first.url, timeout=120, retries=1_000) for kind in (RankingClient, BlockingClient)]
+        for client in clients:
+            stack.enter_context(client).rank(IDS)
         first.process.terminate()
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(restart, first, repository)
             try:
-                for _ in range(20):
-                    assert client.rank(IDS).version == "1"
+                for _ in range(10):
+                    for client in clients:
+                        assert client.rank(IDS).version == "1"
                     time.sleep(0.05)
             finally:
                 second.result().kill()

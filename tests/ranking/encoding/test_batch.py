@@ -55,25 +55,11 @@ def test_take_returns_the_selected_rows_in_order(rows: list[Row], data: st.DataO
     assert_equal_batches(inputs(rows).take(positions(selected)), inputs([rows[row] for row in selected]))
 
 
-@given(ROWS, st.data())
-def test_take_with_inverse_permutation_restores_the_batch(rows: list[Row], data: st.DataObject) -> None:
-    whole, order = inputs(rows), positions(data.draw(st.permutations(range(len(rows)))))
-    assert_equal_batches(whole.take(order).take(order.argsort()), whole)
-
-
 @given(st.lists(ROWS | st.just([]), min_size=1, max_size=4))
 def test_concat_appends_parts_in_order(parts: list[list[Row]]) -> None:
     assert_equal_batches(
         EncodedBatch.concat([inputs(part) for part in parts]), inputs([row for part in parts for row in part])
     )
-
-
-@given(ROWS, st.data())
-def test_concat_of_two_parts_restores_the_batch(rows: list[Row], data: st.DataObject) -> None:
-    whole, cut = inputs(rows), data.draw(st.integers(0, len(rows)))
-    parts = [whole.take(np.arange(cut)), whole.take(np.arange(cut, len(rows)))]
-    assert [len(part) for part in parts] == [cut, len(rows) - cut]
-    assert_equal_batches(EncodedBatch.concat(parts), whole)
 
 
 @given(ROWS, st.data())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.columns import (
@@ -186,7 +186,6 @@ def test_to_canonical_ignores_invalid_values_outside_a_slice() -> None:
 
 
 @given(st.lists(st.none() | st.lists(st.none() | st.integers(-5, 5), max_size=3), max_size=8), st.data())
-@settings(max_examples=50)
 def test_to_canonical_keeps_all_values_of_a_bag(values: list[list[int | None] | None], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(values)))
     column = pa.array(values, pa.list_(pa.int32())).slice(start)

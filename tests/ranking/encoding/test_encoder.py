@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch, RaggedIds
@@ -196,7 +196,6 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 @given(ROWS)
-@settings(max_examples=60)
 def test_encode_of_one_row_equals_its_row_in_the_table(rows: list[dict[str, Any]]) -> None:
     whole, expected = table(rows), ENCODER.encode(table(rows))
     for row in range(len(rows)):
@@ -206,7 +205,6 @@ def test_encode_of_one_row_equals_its_row_in_the_table(rows: list[dict[str, Any]
 
 
 @given(ROWS, st.data())
-@settings(max_examples=60)
 def test_encode_of_selected_rows_equals_their_rows_in_the_table(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:

@@ -242,7 +242,6 @@ BATCH_ROWS = st.lists(
 
 
 @given(BATCH_ROWS, st.sets(st.integers(0, 12)))
-@settings(max_examples=80)
 def test_encoder_does_not_depend_on_the_division_into_batches(rows: list[dict[str, Any]], cuts: set[int]) -> None:
     whole = fill_features(pa.Table.from_pylist(rows, BATCH_TYPES), BATCH_SCHEMA, {})
     one_batch, many_batches = EncoderFitter(BATCH_SCHEMA), EncoderFitter(BATCH_SCHEMA)

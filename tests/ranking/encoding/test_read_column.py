@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.columns import invalid_rows, read_column, to_canonical
@@ -169,7 +169,6 @@ def test_encode_features_sharing_a_column_use_their_own_default(encoder: Encoder
         max_size=8,
     )
 )
-@settings(max_examples=40)
 def test_encode_of_one_row_equals_its_row_in_the_table(rows: list[dict[str, Any]]) -> None:
     fitter = EncoderFitter(SCHEMA)
     fitter.add(ROWS)

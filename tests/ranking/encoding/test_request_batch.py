@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch, Int64
@@ -18,7 +18,6 @@ from tests.support.encoded_batches import assert_equal_batches
 
 DrawRows = Callable[[int, int], pa.Table]
 
-QUICK = settings(max_examples=40)
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
@@ -57,7 +56,6 @@ def test_splitter_input_columns_cover_the_model_input(hand_encoder: Encoder) -> 
     assert sorted(splitter.shared.input_columns + splitter.items.input_columns) == list(range(width))
 
 
-@QUICK
 @given(sizes=SIZES, seed=st.integers(0, 100))
 def test_splitter_merge_restores_the_split_rows(
     hand_ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], seed: int
@@ -80,7 +78,6 @@ def test_splitter_split_of_no_candidates_is_empty(hand_ranker: FrozenRanker, dra
 # Request batch.
 
 
-@QUICK
 @given(sizes=SIZES, data=st.data())
 def test_request_batch_concat_of_slices_restores_the_requests(
     hand_ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], data: st.DataObject

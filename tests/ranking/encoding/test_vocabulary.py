@@ -7,7 +7,7 @@ import bisect
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.vocabulary import (
@@ -151,14 +151,12 @@ def test_hash_bucket_rows_are_the_same_in_every_version() -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-@settings(max_examples=50)
 def test_hash_buckets_give_an_integer_and_its_text_the_same_row(value: int) -> None:
     buckets = HashBuckets(1000)
     assert buckets.rows(pa.array([value]), "shop") == buckets.rows(pa.array([str(value)]), "shop")
 
 
 @given(st.text(), st.integers(1, 50))
-@settings(max_examples=50)
 def test_hash_bucket_rows_follow_the_missing_row(value: str, count: int) -> None:
     buckets = HashBuckets(count)
     assert 1 <= buckets.rows(pa.array([value]), "shop")[0] < buckets.size == count + 1

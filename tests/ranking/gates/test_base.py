@@ -44,6 +44,22 @@ def name(request: pytest.FixtureRequest) -> str:
     return gate_name
 
 
+COMPILED = [
+    "dselect_k",
+    "dselect_k penalty per example",
+    "top_k",
+    "noisy top_k per example",
+    "softmax",
+    "softmax per example",
+    "softmax with a hidden layer",
+    "gumbel_softmax",
+    "softmax_selectors",
+    "attentive",
+    "shared_bottom",
+]
+"""Gates that together execute every line of the forward pass, for tests that compile, export or derive it."""
+compiled_gates = pytest.mark.parametrize("name", COMPILED, indirect=True)
+
 PER_EXAMPLE = [name for name, make in GATES.items() if make().per_example]
 per_example_gates = pytest.mark.parametrize("name", PER_EXAMPLE, indirect=True)
 
@@ -174,6 +190,7 @@ def test_per_example_gate_weights_do_not_depend_on_other_examples_of_batch(gate:
 # Gradients.
 
 
+@compiled_gates
 def test_gate_passes_gradcheck(gate: Gate) -> None:
     gate = gate.double()
     x, outputs = random_inputs(torch.float64)
@@ -195,13 +212,14 @@ def test_gate_passes_gradcheck(gate: Gate) -> None:
 # Export, compilation and precision.
 
 
+@compiled_gates
 def test_gate_exported_program_returns_same_weights(gate: Gate) -> None:
     exported = torch.export.export(gate, random_inputs()).module()
     for args in (random_inputs(), random_inputs()):
         assert torch.equal(exported(*args), gate(*args))
 
 
-@per_example_gates
+@pytest.mark.parametrize("name", [name for name in COMPILED if name in PER_EXAMPLE], indirect=True)
 def test_per_example_gate_exports_with_dynamic_batch_size(gate: Gate) -> None:
     rows = torch.export.Dim("rows", min=2, max=1000)
     shapes = {"x": {0: rows}, "outputs": {1: rows}}
@@ -210,6 +228,7 @@ def test_per_example_gate_exports_with_dynamic_batch_size(gate: Gate) -> None:
     torch.testing.assert_close(exported(x, outputs), gate(x, outputs))
 
 
+@compiled_gates
 def test_gate_compiled_as_one_graph_returns_same_weights_and_gradients(gate: Gate) -> None:
     torch._dynamo.reset()
     args, parameters = random_inputs(), list(gate.parameters())

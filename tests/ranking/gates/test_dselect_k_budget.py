@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.gates import DSelectK, smooth_step
@@ -42,7 +42,6 @@ def test_dselect_k_restrict_maps_codes_onto_all_kept_experts(case: tuple[int, li
 
 
 @given(experts_to_keep(), st.integers(0, 10**6))
-@settings(max_examples=60)
 def test_dselect_k_restrict_per_example_gate_selects_kept_experts_only(case: tuple[int, list[int]], seed: int) -> None:
     n, kept = case
     m = num_bits(n)
@@ -62,7 +61,6 @@ def test_dselect_k_restrict_per_example_gate_selects_kept_experts_only(case: tup
 
 
 @given(experts_to_keep(), st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 10.0]), st.sampled_from([0.1, 0.5, 3.0]))
-@settings(max_examples=60)
 def test_dselect_k_restrict_leaves_low_code_variables_trainable(
     case: tuple[int, list[int]], seed: int, gamma: float, spread: float
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -158,7 +158,6 @@ def test_surplus_penalty_without_reachable_expert_is_bounded_with_zero_gradient(
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2), min_size=1, max_size=5))
-@settings(max_examples=50)
 def test_expected_union_of_one_hot_selectors_equals_cost_of_used_experts(codes: list[list[int]]) -> None:
     costs = torch.tensor([1.0, 10.0, 100.0, 1e3, 1e4, 1e5], dtype=torch.float64)
     used = {code for task in codes for code in task}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import lookup
@@ -130,7 +130,6 @@ def test_lookup_by_text_equals_encoding(drawn: tuple[pa.Table, list[Any]]) -> No
 
 
 @given(tables(INTEGERS))
-@settings(max_examples=30)
 def test_index_does_not_depend_on_the_chunk_size(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[pa.Table, list[Any]]
 ) -> None:
@@ -307,7 +306,7 @@ def test_lookups_in_parallel_threads_agree() -> None:
 def test_processes_share_a_mapped_index_but_not_a_copied_one(tmp_path: Path) -> None:
     schema = lookup.schema_of("integers")
     write_feature_index(
-        lookup.table_of(schema, "integers", 1_000_000), lookup.encoder_of(schema), "item", tmp_path / "items"
+        lookup.table_of(schema, "integers", 400_000), lookup.encoder_of(schema), "item", tmp_path / "items"
     )
     size = lookup.size_of(tmp_path / "items") / 2**20
     _, mapped = lookup.measure_processes(tmp_path / "items", "mapped")

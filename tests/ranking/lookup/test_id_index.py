@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.text_lookup import write_text_index
@@ -82,7 +82,6 @@ COLLISIONS: dict[str, Callable[[bytes], int]] = {
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("collision", COLLISIONS)
 @given(ids=st.lists(TEXT, unique=True, max_size=25), queries=st.lists(TEXT, max_size=20))
-@settings(max_examples=40)
 def test_index_distinguishes_text_with_colliding_keys(
     tmp_path_factory: pytest.TempPathFactory, collision: str, name: str, ids: list[str], queries: list[str]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score, roc_auc_score
 
@@ -67,7 +67,6 @@ def test_gauc_by_user_day_is_mean_auc_of_user_days_weighted_by_rows(sampled_rows
 
 
 @given(ROWS)
-@settings(max_examples=50)
 def test_gauc_by_user_day_on_one_day_equals_gauc(sampled_rows: list[Any]) -> None:
     users, labels, scores, _ = np.array(sampled_rows).T
     assert gauc_by_user_day(users, labels, scores, days=np.full(len(users), 7)) == gauc(users, labels, scores)
@@ -96,7 +95,6 @@ def test_gauc_of_a_user_counter_falls_below_one_half_but_gauc_by_user_day_does_n
 
 
 @given(ROWS, st.randoms(use_true_random=False))
-@settings(max_examples=50)
 def test_gauc_does_not_depend_on_order_of_rows(sampled_rows: list[Any], random: Any) -> None:
     users, labels, scores, _ = np.array(sampled_rows).T
     order = list(range(len(sampled_rows)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
@@ -15,7 +15,6 @@ ROWS = st.lists(st.tuples(st.integers(0, 4), st.floats(-100, 100), st.floats(-10
 
 
 @given(ROWS)
-@settings(max_examples=60)
 def test_rmse_and_mae_of_data_and_every_draw_equal_scikit_learn(sampled_rows: list[tuple[int, float, float]]) -> None:
     users, labels, predictions = np.array(sampled_rows).T
     draws = draw_users(users, 10)

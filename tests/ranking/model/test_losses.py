@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -75,7 +75,6 @@ def test_task_losses_of_large_outputs_are_finite(size: float) -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 1000))
-@settings(max_examples=60)
 def test_task_losses_with_integer_weights_equal_those_of_repeated_rows(weights: list[int], seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     rows = len(weights)

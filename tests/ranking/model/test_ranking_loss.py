@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,7 +20,6 @@ TASKS = [
     Task(name="like", kind="binary"),
 ]
 NAN = math.nan
-QUICK = settings(max_examples=60)
 GROUPS = st.lists(st.integers(0, 4), min_size=1, max_size=14)
 
 
@@ -50,7 +49,6 @@ def draw(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     return 3 * torch.randn(rows, 3, generator=random, dtype=torch.float64), labels
 
 
-@QUICK
 @given(GROUPS, st.integers(0, 1000))
 def test_pairwise_losses_equal_a_loop_over_the_pairs(groups: list[int], seed: int) -> None:
     outputs, labels = draw(len(groups), seed)
@@ -59,7 +57,6 @@ def test_pairwise_losses_equal_a_loop_over_the_pairs(groups: list[int], seed: in
     assert losses.tolist() == pytest.approx(loop(outputs, labels, groups, weights.tolist()), abs=1e-9)
 
 
-@QUICK
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=10), st.integers(0, 1000))
 def test_pairwise_losses_with_integer_weights_equal_those_of_repeated_rows(
     rows: list[tuple[int, int]], seed: int
@@ -97,7 +94,6 @@ def test_pairwise_losses_of_large_outputs_are_finite(size: float) -> None:
     assert outputs.grad.isfinite().all()
 
 
-@QUICK
 @given(GROUPS)
 def test_pairs_are_all_pairs_of_rows_of_a_known_group(groups: list[int]) -> None:
     first, second, group = pairs_within(torch.tensor(groups))

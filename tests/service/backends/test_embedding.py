@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch, Float32, RaggedIds
@@ -97,7 +97,6 @@ def assert_equal_in_torch(group: FeatureGroup, rows: EncodedBatch, tolerance: fl
     np.testing.assert_allclose(embeddings, module(TorchBatch.from_numpy(rows)).numpy(), rtol=tolerance, atol=tolerance)
 
 
-@settings(deadline=None, max_examples=200)
 @given(rows=encoded_rows())
 def test_embedding_lookup_random_rows_match_torch(rows: EncodedBatch) -> None:
     assert_equal_in_torch(ALL_FEATURES, rows)

@@ -14,7 +14,7 @@ import onnx
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch
@@ -82,7 +82,6 @@ def create_backend(request: pytest.FixtureRequest) -> Callable[[FrozenRanker], B
     return OPTIMIZED[request.param]
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), tasks=st.permutations(TASKS), count=st.integers(1, 4)
 )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch
@@ -108,7 +108,6 @@ def rankers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool, bool], 
     return lambda text, tables: made[text, tables]
 
 
-@settings(max_examples=60)
 @given(request=requests(), tables=st.booleans())
 def test_request_encoder_counters_of_integer_ids_match_table(
     rankers: Callable[[bool, bool], FrozenRanker], request: Drawn, *, tables: bool
@@ -117,7 +116,6 @@ def test_request_encoder_counters_of_integer_ids_match_table(
     assert_equal_batches(encode(ranker, request), ranker.encoder.encode(ranker.complete(to_table(request))))
 
 
-@settings(max_examples=60)
 @given(request=requests(prefixes=("u", "v")), tables=st.booleans())
 def test_request_encoder_counters_of_text_ids_match_table(
     rankers: Callable[[bool, bool], FrozenRanker], request: Drawn, *, tables: bool

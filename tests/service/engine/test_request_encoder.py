@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch
@@ -144,7 +144,6 @@ def test_request_encoder_numpy_columns_match_lists(
     assert missing_names(encoder, batch) == missing_names(encoder, expected)
 
 
-@settings(max_examples=50)
 @given(request=requests())
 def test_request_encoder_cross_of_item_and_shared_features_matches_table(
     hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures]
@@ -280,7 +279,6 @@ def test_request_encoder_text_for_number_raises(hand_ranker: FrozenRanker, value
         RequestEncoder(hand_ranker)(feature_request(request))
 
 
-@settings(max_examples=50)
 @given(parts=st.lists(requests(), min_size=2, max_size=4), arrays=st.booleans())
 def test_request_encoder_concatenated_requests_match_separate_ones(
     hand_ranker: FrozenRanker, parts: list[dict[Owner, RawFeatures]], arrays: bool

@@ -20,7 +20,7 @@ from service.http.media_types import ARROW
 from service.settings import Settings
 from tests.support.arrow_streams import stream
 
-EXAMPLES = {"POST": 20, "PUT": 10, "GET": 5}
+EXAMPLES = {"POST": 8, "PUT": 5, "GET": 3}
 """Number of generated cases per operation, for valid and for invalid requests each."""
 MIN_CASES = 1_000
 """Minimum number of cases per service."""

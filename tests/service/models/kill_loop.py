@@ -18,12 +18,15 @@ import torch
 from pipelines.jobs.publish import publish
 from pipelines.jobs.release import change_release
 from ranking.artifacts import checksums, repository
+from service.models import loader
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from tests.support.file_changes import call_before_changes
 from tests.support.waiting import TIMEOUT_SECONDS
+
+loader.warm_up = lambda *_: None  # type: ignore[assignment]
 
 SOURCE, REPOSITORY, KILLS, OPERATION = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 

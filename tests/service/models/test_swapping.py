@@ -18,7 +18,7 @@ from tests.support.http_client import send_request
 from tests.support.processes import running_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
-CLIENTS, REQUESTS, LARGEST = 32, 8, 60
+CLIENTS, REQUESTS, LARGEST = 24, 2, 60
 
 
 def send_requests(

@@ -1,4 +1,4 @@
-"""Verification of golden scores by backend."""
+"""Verification of golden scores by backend, and the warm-up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,10 @@ from ranking.encoding.request_batch import RequestBatch
 from ranking.errors import BundleError
 from service.backends.base import Backend, Scores
 from service.backends.select import select_backend
-from service.models.loader import verify_golden_scores
+from service.engine.request_encoder import RequestEncoder
+from service.models import loader
+from service.models.loader import verify_golden_scores, warm_up
+from service.settings import Settings
 
 
 class OffsetBackend:
@@ -54,3 +58,32 @@ def test_verify_golden_scores_unreadable_rows_raise(bundle: Path, tmp_path: Path
     pq.write_table(pa.table({"inputs": inputs, "scores": rows["scores"]}), altered / "golden.parquet")
     with pytest.raises(BundleError, match=f"{altered} contains inconsistent files: .*price.*; freeze the run again"):
         verify_golden_scores(select_backend(ranker), ranker, altered)
+
+
+class RecordingBackend:
+    """Records the number of requests and rows and the tasks of each batch."""
+
+    name = "recording"
+
+    def __init__(self) -> None:
+        self.batches: set[tuple[int, int, tuple[str, ...]]] = set()
+
+    def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
+        self.batches.add((len(batch.shared), len(batch), tuple(tasks)))
+        return np.zeros((len(batch), len(tasks)), np.float32)
+
+
+def test_warm_up_scores_batches_of_all_sizes_and_the_likely_sets_of_tasks(bundle: Path) -> None:
+    ranker, backend = ranking.load(bundle), RecordingBackend()
+    golden = verify_golden_scores(select_backend(ranker), ranker, bundle)
+    warm_up(ranker, RequestEncoder(ranker), backend, golden, max_rows=6)
+    tasks = tuple(sorted(ranker.schema.task_names))
+    sizes = {(requests, size, tasks) for size in (1, 2, 4, 6) for requests in (1, size)}
+    assert backend.batches == sizes | {(1, 6, subset) for subset in [tuple(sorted(ranker.objective)), *zip(tasks)]}
+
+
+def test_load_model_warms_up(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed_up: list[int] = []
+    monkeypatch.setattr(loader, "warm_up", lambda *arguments: warmed_up.append(arguments[-1]))
+    loader.load_model(Settings(repository=repository, max_batch_rows=64), "feed", 1)
+    assert warmed_up == [64]

@@ -1,0 +1,18 @@
+"""A worker that leases a trial and never ends it, until it is killed; it imports no training."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pipelines.tuning.study import StudyFolder
+
+LEASED = "leased"
+"""Name of the file in the folder of the study that tells that a trial is leased."""
+
+
+def lease_and_wait(folder: Path, trials: int, worker: int, deadline: float | None) -> None:
+    lease = StudyFolder(folder).lease(trials, worker)
+    (folder / LEASED).touch()
+    while lease is not None:
+        time.sleep(1)
