@@ -184,7 +184,9 @@ def _table(methods: dict[str, Any], tasks: str) -> str:
                 plus_minus(*paired_interval(measured["error"], methods[TOP_K]["tasks"][tasks]["error"]), 4)
                 if name != TOP_K
                 else "–",
-                *(plus_minus(*mean_and_error(measured[key]), 2) for key in ("related", "unrelated", "selected")),
+                plus_minus(*mean_and_error(measured["related"]), 2),
+                plus_minus(*mean_and_error(measured["unrelated"]), 2) if int(tasks) > GROUP_TASKS else "–",
+                plus_minus(*mean_and_error(measured["selected"]), 2),
                 f"{values['gate_rate']:g}, {values['rate']:g}",
             )
         )
@@ -212,20 +214,21 @@ def plots(results: dict[str, Any]) -> dict[str, Figure]:
     )
     for axis, (key, label) in zip(figure.subplots(1, 3), panels, strict=True):
         series: list[Any] = []
+        shown = slice(1 if key == "unrelated" else 0, None)  # 16 tasks are one group.
         for name, values in methods.items():
             if key == "error" or name != "Softmax":  # Softmax uses every expert.
-                measured = [mean_and_error(values["tasks"][size][key]) for size in sizes]
+                measured = [mean_and_error(values["tasks"][size][key]) for size in sizes[shown]]
                 series.append((name, [mean for mean, _ in measured], [error for _, error in measured]))
         if key != "error":
-            series.append(("random choice", [random_jaccard(size // GROUP_EXPERTS) for size in x], None))
-        figures.lines(axis, x, series)
+            series.append(("random choice", [random_jaccard(size // GROUP_EXPERTS) for size in x[shown]], None))
+        figures.lines(axis, x[shown], series)
         axis.set_xlabel("tasks")
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
-    figure.axes[0].legend(fontsize=8, frameon=False)
-    figure.axes[1].legend(
-        *(part[-1:] for part in figure.axes[1].get_legend_handles_labels()), fontsize=8, frameon=False
+    handles = dict(
+        reversed(pair) for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)
     )
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
     return {"synthetic": figure}
 
 
