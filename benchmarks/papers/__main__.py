@@ -1,6 +1,6 @@
 """Run an experiment of the papers and write its numbers, tables and figures.
 
-    python -m benchmarks.papers NAME [--seeds N] [--quick]
+    python -m benchmarks.papers NAME [--seeds N] [--quick] [--out DIR]
 
 Writes NAME.json, NAME.md and the figures of the experiment to docs/results/papers; docs/papers.md is the index.
 """
@@ -33,16 +33,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description=summary)
     parser.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=f"one of {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--seeds", type=int, help="number of fresh problems (default: as in docs/papers.md)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="number of fresh problems (default: as published)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the experiment itself")
-    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default: 1)")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default: docs/results/papers)")
     arguments = parser.parse_args(argv)
     experiment = EXPERIMENTS[arguments.name]
-    seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else experiment.SEEDS)
+    seeds = arguments.seeds
+    if seeds is None:
+        seeds = QUICK_SEEDS if arguments.quick else experiment.SEEDS
     if seeds < 2:
         parser.error("--seeds: a paired interval needs at least 2")
-    torch.set_num_threads(arguments.threads)
+    if arguments.out is None and (arguments.quick or arguments.seeds is not None):
+        parser.error("--quick and --seeds need --out DIR, so that they do not replace the published results")
+    folder = arguments.out or RESULTS
+    torch.set_num_threads(1)
     start = time.monotonic()
     results = experiment.run(seeds, quick=arguments.quick)
     options = [
@@ -51,12 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     command = shlex.join(["python", "-m", "benchmarks.papers", arguments.name, *options])
     results |= {"command": command, "seeds": seeds, "hours": round((time.monotonic() - start) / 3600, 3)}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"{arguments.name}.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{arguments.name}.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
     for name, figure in experiment.plots(results).items():
-        figure.savefig(arguments.out / f"{name}.svg", metadata={"Date": None})
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     text = format_document(arguments.name, results)
-    (arguments.out / f"{arguments.name}.md").write_text(text)
+    (folder / f"{arguments.name}.md").write_text(text)
     print(text)
     return 0
 

@@ -1,7 +1,8 @@
 """Train small mixtures of experts with the gates, penalties and gate schedule of the product.
 
 Several independent problems are trained at once: each is a group of tasks of one gate. Losses are sums over tasks and
-Adam changes each parameter alone, so that the result of a problem does not depend on the others.
+Adam changes each parameter alone, so that problems do not influence each other. They share the order of the rows, and
+the draw of the gate's initial parameters depends on the number of problems.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Method:
 
     name: str
     gate: GateConfig
-    gate_rate: float
-    rate: float
+    gate_rate: float = 0.01
+    rate: float = 0.01
     convergence: ConvergenceConfig = field(default_factory=ConvergenceConfig)
     annealings: int = 1
 
@@ -102,8 +103,8 @@ class Fit:
 def train(problems: Problems, method: Method, effort: Effort, seed: int, record_every: int = 0) -> Fit:
     """Train the gate and the other parameters of all problems.
 
-    The learning rates rise at first. They are constant until the selection becomes final, and then decrease to 0: that
-    of the gate in each annealing, the other one in the last annealing only.
+    The learning rates rise at first. They are constant until a selection would become final, and then decrease to 0:
+    that of the gate in each annealing, the other one in the last annealing only. This holds for every kind of gate.
 
     Args:
         problems: untrained problems; their parameters are trained in place.

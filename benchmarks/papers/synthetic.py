@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchmarks.papers import plots as figures
 from benchmarks.papers.mixtures import Effort, Fit, Method, Problems, Split, evaluate, train
 from benchmarks.papers.statistics import mean_and_error, paired_interval, plus_minus
-from benchmarks.papers.tuning import FRESH_SEED, tune
+from benchmarks.papers.tuning import FRESH_SEED, Grid, tune
 from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
@@ -30,25 +30,22 @@ ROWS = {"train": 100_000, "validation": 20_000, "test": 20_000}
 QUICK_ROWS = {"train": 1_000, "validation": 500, "test": 500}
 CHUNK = 4_000
 """Rows that are evaluated at a time."""
-TASKS, TUNING_TASKS, TUNING_PROBLEMS = (16, 32, 64, 128), 32, 4
+TASKS, TUNING_TASKS, TUNING_PROBLEMS = (16, 32), 32, 4
 EFFORT, QUICK = Effort(steps=8_000, batch=512), Effort(steps=30, batch=64)
-GATE_RATES, RATES = (3e-2, 1e-2, 3e-3), (2e-1, 1e-1)
-REPEATED = ConvergenceConfig(anneal_from=0.2, anneal_until=0.6, hold_alpha_until=0.3)
-"""Schedule of one of several annealings."""
+GRID = Grid(gate_rates=(1e-1, 3e-2, 1e-2, 3e-3), rates=(4e-1, 2e-1, 1e-1), annealings=(1, 3))
+SCHEDULE = ConvergenceConfig(anneal_from=0.2, anneal_until=0.6, hold_alpha_until=0.3)
+SELECTORS = {"k": K, "overlap_weight": 0.03}
 DSELECT_K, TOP_K = "DSelect-k", "Top-k"
 METHODS = (
-    Method("DSelect-k, annealed once", DSelectKConfig(k=K, overlap_weight=0.03), 0.0, 0.0),
-    Method(DSELECT_K, DSelectKConfig(k=K, overlap_weight=0.03), 0.0, 0.0, REPEATED, annealings=3),
-    Method(TOP_K, TopKConfig(kind="top_k", k=K), 0.0, 0.0),
-    Method("Ablation (annealing)", SoftmaxSelectorsConfig(kind="softmax_selectors", k=K, overlap_weight=0.0), 0.0, 0.0),
+    Method(DSELECT_K, DSelectKConfig(**SELECTORS), convergence=SCHEDULE),
+    Method(TOP_K, TopKConfig(kind="top_k", k=K), convergence=SCHEDULE),
+    Method("Ablation (annealing)", SoftmaxSelectorsConfig(kind="softmax_selectors", **SELECTORS), convergence=SCHEDULE),
     Method(
         "Ablation (entropy)",
-        SoftmaxSelectorsConfig(kind="softmax_selectors", k=K, overlap_weight=0.0, entropy_weight=0.01),
-        0.0,
-        0.0,
-        ConvergenceConfig(final_gamma=1.0),
+        SoftmaxSelectorsConfig(kind="softmax_selectors", **SELECTORS, entropy_weight=0.01),
+        convergence=SCHEDULE.model_copy(update={"final_gamma": 1.0}),
     ),
-    Method("Softmax", SoftmaxConfig(kind="softmax"), 0.0, 0.0),
+    Method("Softmax", SoftmaxConfig(kind="softmax"), convergence=SCHEDULE),
 )
 
 
@@ -138,19 +135,19 @@ def random_jaccard(experts: int) -> float:
 def run(seeds: int, *, quick: bool) -> dict[str, Any]:
     """Tune each method with 32 tasks, then train it on fresh problems of each size."""
     effort, rows = (QUICK, QUICK_ROWS) if quick else (EFFORT, ROWS)
-    gate_rates, rates = (GATE_RATES[:1], RATES[:1]) if quick else (GATE_RATES, RATES)
-    sizes = TASKS[:2] if quick else TASKS
+    grid = GRID.smallest() if quick else GRID
     make_tuning = partial(Synthetic, tasks=TUNING_TASKS, rows=rows)
     methods: dict[str, Any] = {}
     for method in METHODS:
-        tuned, trials = tune(method, gate_rates, rates, make_tuning, 2 if quick else TUNING_PROBLEMS, effort)
+        tuned, trials = tune(method, grid, make_tuning, 2 if quick else TUNING_PROBLEMS, effort)
         methods[method.name] = {
             "gate": method.gate.model_dump(),
-            "annealings": method.annealings,
+            "convergence": method.convergence.model_dump(),
+            "annealings": tuned.annealings,
             "gate_rate": tuned.gate_rate,
             "rate": tuned.rate,
             "trials": trials,
-            "tasks": {str(tasks): _measure(tuned, tasks, seeds, rows, effort) for tasks in sizes},
+            "tasks": {str(tasks): _measure(tuned, tasks, seeds, rows, effort) for tasks in TASKS},
         }
     return {"effort": vars(effort), "methods": methods}
 
@@ -187,7 +184,7 @@ def _table(methods: dict[str, Any], tasks: str) -> str:
                 plus_minus(*mean_and_error(measured["related"]), 2),
                 plus_minus(*mean_and_error(measured["unrelated"]), 2) if int(tasks) > GROUP_TASKS else "–",
                 plus_minus(*mean_and_error(measured["selected"]), 2),
-                f"{values['gate_rate']:g}, {values['rate']:g}",
+                f"{values['gate_rate']:g}, {values['rate']:g}, {values['annealings']}",
             )
         )
     seeds, random = len(methods[TOP_K]["tasks"][tasks]["error"]), random_jaccard(int(tasks) // GROUP_EXPERTS)
@@ -196,7 +193,16 @@ def _table(methods: dict[str, Any], tasks: str) -> str:
         f"{seeds} problems. Error: mean squared error on the test split relative to the variance of the target, mean "
         "over tasks; means with standard errors over problems. Difference from Top-k: paired, with 95 % intervals. "
         f"Jaccard: of the experts of two tasks; two random draws have {random:.2f}.",
-        ("", "error", "largest", "− Top-k", "Jaccard, related", "Jaccard, unrelated", "experts", "rates: gate, rest"),
+        (
+            "",
+            "error",
+            "largest",
+            "− Top-k",
+            "Jaccard, related",
+            "Jaccard, unrelated",
+            "experts",
+            "rates: gate, rest; annealings",
+        ),
         rows,
     )
 

@@ -1,10 +1,10 @@
-"""Choose the learning rates of each method on problems that the comparison does not use."""
+"""Choose the settings of each method on problems that the comparison does not use."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.papers.mixtures import Effort, Method, Problems, evaluate, train
@@ -12,34 +12,50 @@ from pipelines.console import print_status
 
 TUNING_SEED = 0
 """First seed of the problems on which methods are tuned."""
-FRESH_SEED = 1_000
+FRESH_SEED = 10_000
 """First seed of the problems on which tuned methods are compared."""
 
 
+@dataclass(frozen=True)
+class Grid:
+    """Settings to try, the same for every method.
+
+    Attributes:
+        gate_rates: learning rates of the gate.
+        rates: other learning rates.
+        annealings: see ``Method.annealings``.
+    """
+
+    gate_rates: Sequence[float]
+    rates: Sequence[float]
+    annealings: Sequence[int] = (1,)
+
+    def smallest(self) -> Grid:
+        """Return the grid with one trial, for the quick form of an experiment."""
+        return Grid(self.gate_rates[:1], self.rates[:1], self.annealings[:1])
+
+
 def tune(
-    method: Method,
-    gate_rates: Sequence[float],
-    rates: Sequence[float],
-    make_problems: Callable[[range], Problems],
-    problems: int,
-    effort: Effort,
+    method: Method, grid: Grid, make_problems: Callable[[range], Problems], problems: int, effort: Effort
 ) -> tuple[Method, list[dict[str, Any]]]:
-    """Return the method with the learning rates of the lowest mean validation loss, and all trials.
+    """Return the method with the settings of the lowest mean validation loss, and all trials.
+
+    Losses are compared with six digits, and the first of equal settings is taken.
 
     Args:
         method: method to tune.
-        gate_rates: learning rates of the gate to try.
-        rates: other learning rates to try.
+        grid: settings to try.
         make_problems: creates untrained problems for a range of seeds.
         problems: number of problems.
         effort: amount of training.
     """
-    trials = []
-    for gate_rate, rate in itertools.product(gate_rates, rates):
-        trial = replace(method, gate_rate=gate_rate, rate=rate)
+    trials: list[dict[str, Any]] = []
+    for gate_rate, rate, annealings in itertools.product(grid.gate_rates, grid.rates, grid.annealings):
+        settings = {"gate_rate": gate_rate, "rate": rate, "annealings": annealings}
         untrained = make_problems(range(TUNING_SEED, TUNING_SEED + problems))
-        loss = float(evaluate(untrained, train(untrained, trial, effort, TUNING_SEED), "validation").mean())
-        print_status(f"{method.name}: gate rate {gate_rate:g}, rate {rate:g}: validation loss {loss:.5f}")
-        trials.append({"gate_rate": gate_rate, "rate": rate, "validation_loss": loss})
+        fit = train(untrained, replace(method, **settings), effort, TUNING_SEED)
+        loss = round(float(evaluate(untrained, fit, "validation").mean()), 6)
+        print_status(f"{method.name}: {settings}: validation loss {loss}")
+        trials.append({**settings, "validation_loss": loss})
     best = min(trials, key=lambda trial: trial["validation_loss"])
-    return replace(method, gate_rate=best["gate_rate"], rate=best["rate"]), trials
+    return replace(method, **{name: best[name] for name in ("gate_rate", "rate", "annealings")}), trials

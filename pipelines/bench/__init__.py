@@ -1,1 +1,1 @@
-"""``ranker bench``: measures scoring and serving of a bundle on this machine."""
+"""``ranker bench``: measures the service with a bundle on this machine."""

@@ -98,7 +98,7 @@ def _join_group() -> Iterator[DistContext]:
         yield DistContext(device=device)
         return
     rank = int(os.environ["RANK"])
-    if cuda and (device.index or 0) >= (gpus := torch.cuda.device_count()):
+    if cuda and int(os.environ["LOCAL_WORLD_SIZE"]) > (gpus := torch.cuda.device_count()):
         raise RankerError(
             f"rank {rank}: each rank needs a GPU, and this machine has {gpus}: start at most {gpus} ranks on it, or "
             "set CUDA_VISIBLE_DEVICES to an empty text to train on the CPU"

@@ -54,7 +54,7 @@ class StoreAddress:
         except ValueError:  # also of a port that is not a number, and of an incomplete IPv6 address
             raise ValueError(
                 f"is not a store address: write {ADDRESS_FORMS}; in a user name or a password write '/', '@', ':', "
-                "'?', '#' and '%' as %2F, %40, %3A, %3F, %23 and %25"
+                "'?', '#', '[', ']' and '%' as %2F, %40, %3A, %3F, %23, %5B, %5D and %25"
             ) from None
 
     @classmethod
@@ -63,9 +63,10 @@ class StoreAddress:
         if parts.fragment or (match is None and (parts.scheme != "unix" or not path)):
             raise ValueError
         if match is None:
-            return cls("server", (), parts.geturl())
+            return cls("server", (), f"unix://{parts.netloc}{parts.path}{parts.query and '?'}{parts.query}")
         protocol, kind = match[1], match[2]
         credentials, at, hosts_text = parts.netloc.rpartition("@")
+        urlsplit(f"//{credentials}{at}host")  # raises for characters that redis-py rejects
         default_port = SENTINEL_PORT if kind == "sentinel" else PORT
         hosts = tuple(_host(host, default_port) for host in hosts_text.split(","))
         service = ""
@@ -119,10 +120,10 @@ def _split(url: str) -> SplitResult:
     """Split an address; ``urlsplit`` of recent Pythons rejects several hosts of which not the first is an IPv6 address.
 
     Raises:
-        ValueError: there is no scheme.
+        ValueError: there is no scheme, or it has a control character, or a space at its start or end.
     """
-    match = _URL.fullmatch(url.strip())
-    if match is None:
+    match = _URL.fullmatch(url)
+    if match is None or url != url.strip() or not url.isprintable():
         raise ValueError
     scheme, netloc, path, query, fragment = match.groups("")
     return SplitResult(scheme.lower(), netloc, path, query, fragment)

@@ -32,10 +32,17 @@ def test_published_document_is_that_of_the_published_numbers(name: str) -> None:
     assert (RESULTS / f"{name}.svg").exists()
 
 
-def test_one_seed_and_unknown_names_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["recovery", "--seeds", "1"], ["unknown"]):
+def test_wrong_arguments_are_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {
+        ("recovery", "--seeds", "1", "--out", "x"): "--seeds: a paired interval needs at least 2",
+        ("recovery", "--seeds", "0", "--out", "x"): "--seeds: a paired interval needs at least 2",
+        (
+            "recovery",
+            "--quick",
+        ): "--quick and --seeds need --out DIR, so that they do not replace the published results",
+        ("unknown",): "invalid choice: 'unknown' (choose from",
+    }
+    for arguments, message in wrong.items():
         with pytest.raises(SystemExit):
-            main(arguments)
-    errors = capsys.readouterr().err
-    assert "--seeds: a paired interval needs at least 2" in errors
-    assert "invalid choice: 'unknown' (choose from" in errors
+            main(list(arguments))
+        assert message in capsys.readouterr().err

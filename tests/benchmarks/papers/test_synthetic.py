@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.papers.mixtures import Effort, Fit, Method, evaluate, train
-from benchmarks.papers.synthetic import GROUP_EXPERTS, REPEATED, Synthetic, random_jaccard
+from benchmarks.papers.synthetic import GROUP_EXPERTS, SCHEDULE, Synthetic, random_jaccard
 from ranking.gates.config import DSelectKConfig
 
 ROWS = {"train": 600, "validation": 300, "test": 4_500}
@@ -44,7 +44,7 @@ def test_random_jaccard_is_the_mean_over_all_pairs_of_choices(experts: int) -> N
 
 def test_training_with_repeated_annealings_ends_with_an_exact_selection() -> None:
     problems = Synthetic(range(2), 32, ROWS)
-    method = Method("x", DSelectKConfig(k=4, overlap_weight=0.03), 0.01, 0.1, REPEATED, annealings=3)
+    method = Method("x", DSelectKConfig(k=4, overlap_weight=0.03), 0.01, 0.1, SCHEDULE, annealings=3)
     fit = train(problems, method, Effort(steps=300, batch=128), seed=0)
     assert 1 <= (fit.weights > 0).sum(1).min() <= (fit.weights > 0).sum(1).max() <= 4
     assert evaluate(problems, fit, "validation").mean() < 0.5  # 1 is the error of a constant.

@@ -24,7 +24,7 @@ def test_init_distributed_ignores_warnings_without_a_use() -> None:
 def test_init_distributed_with_more_ranks_than_gpus_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RankerError, match="rank 1: each rank needs a GPU, and this machine has 1:"), init_distributed():
+    with pytest.raises(RankerError, match="rank 0: each rank needs a GPU, and this machine has 1:"), init_distributed():
         pass

@@ -67,6 +67,11 @@ def test_redact_address_removes_secrets(url: str, redacted: str) -> None:
         "redis://:se/cret@host",
         "redis://user:se#cret@host",
         "redis://user:se?cret@host:1",
+        "redis://user:se[cret@host:1",
+        "redis://user:se℀cret@host:1",
+        " redis://host",
+        "redis://host\n",
+        "redis://h\tost",
         "unix://",
         "unix://run",
         "redis://a,b",
@@ -99,3 +104,10 @@ def test_several_hosts_do_not_depend_on_the_url_parser_of_python(monkeypatch: py
     monkeypatch.setattr(store_address, "urlsplit", urlsplit)
     address = StoreAddress.parse("rediss+cluster://user:p%40ss@a:7000,[::1]")
     assert address.hosts == (("a", 7000), ("::1", 6379))
+
+
+def test_address_of_a_socket_is_kept_for_redis() -> None:
+    url = "unix://user:p%40ss@/run/redis.sock?db=1"
+    address = StoreAddress.parse(url)
+    assert (address.kind, address.hosts, address.server_url) == ("server", (), url)
+    assert StoreAddress.parse("unix:///run/redis.sock").server_url == "unix:///run/redis.sock"
