@@ -9,6 +9,9 @@ import pytest
 
 from benchmarks.papers.__main__ import EXPERIMENTS, RESULTS, format_document, main
 
+PUBLISHED = ("recovery",)
+"""Experiments whose full form has been run."""
+
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_quick_form_writes_numbers_tables_and_figures(
@@ -23,7 +26,7 @@ def test_quick_form_writes_numbers_tables_and_figures(
     assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_document_is_that_of_the_published_numbers(name: str) -> None:
     results = json.loads((RESULTS / f"{name}.json").read_text())
     assert results["command"] == f"python -m benchmarks.papers {name}"
