@@ -314,7 +314,7 @@ def test_train_json_prints_run_selection_and_evaluation(shared_shop: Shop, tmp_p
         ("logs kuairand --raw {empty} --out {empty}/out", "{empty}: no "),
         (
             "logs movielens --raw {empty} --out {empty}/out",
-            "{empty}: no file u.data or ml-100k.inter; --raw must name ",
+            "{empty}: no file u.data, ml-100k.inter, ratings.dat; --raw must name ",
         ),
         ("logs movielens --raw {empty}/none --out {empty}/out", "{empty}/none: there is no such folder or file"),
         ("logs movielens --raw {file} --out {empty}/out", "{file}: cannot be read as a zip file"),
