@@ -6,7 +6,7 @@ Writes ``frontier.json`` (every run, and means of paired differences with 95 % i
 in ``frontier.md``, and ``frontier.svg``. Finished runs are kept in the work folder, so that a later call continues an
 interrupted one.
 
-    python benchmarks/frontier.py --kuairand KUAIRAND --work WORK --out docs/results
+    python -m benchmarks.frontier --kuairand KUAIRAND --work WORK --out docs/results
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paired import paired_interval
+
 os.environ["OMP_NUM_THREADS"] = "1"  # One process per core; more threads would wait for each other.
 
 REFERENCE = "no budget"
 WITHOUT_COUNTERS = ("counters=[]", "histories=[]")
 """Overrides that all models share: without counters and histories."""
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Number of seeds → half-width of a 95 % interval in standard errors (Student's t)."""
 
 
 @dataclass(frozen=True)
@@ -238,23 +238,20 @@ def compare(study: Study, runs: dict[str, list[dict[str, Any]]]) -> dict[str, An
 
 def _paired(study: Study, runs: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the mean difference of the same seeds and the half-width of its 95 % interval."""
-    auc = [_mean(a, study.auc_tasks) - _mean(b, study.auc_tasks) for a, b in zip(runs, baseline, strict=True)]
-    rmse = [_mean(a, study.rmse_tasks) - _mean(b, study.rmse_tasks) for a, b in zip(runs, baseline, strict=True)]
+    (auc, auc_interval), (rmse, rmse_interval) = (
+        paired_interval(*([_mean(result, tasks) for result in results] for results in (runs, baseline)))
+        for tasks in (study.auc_tasks, study.rmse_tasks)
+    )
     return {
-        "auc_difference": statistics.mean(auc),
-        "auc_interval": _half_width(auc),
-        "rmse_difference": statistics.mean(rmse),
-        "rmse_interval": _half_width(rmse),
+        "auc_difference": auc,
+        "auc_interval": auc_interval,
+        "rmse_difference": rmse,
+        "rmse_interval": rmse_interval,
     }
 
 
 def _mean(result: dict[str, Any], tasks: Sequence[str]) -> float:
     return statistics.mean(result["tasks"][task] for task in tasks)
-
-
-def _half_width(differences: Sequence[float]) -> float:
-    n = len(differences)
-    return T_95[n] * statistics.stdev(differences) / n**0.5
 
 
 def plot(results: dict[str, dict[str, Any]], file: Path) -> None:

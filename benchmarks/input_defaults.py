@@ -9,7 +9,6 @@ differences. Finished runs in the work folder are used again.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from benchmarks.counters.metrics import METRICS, measured
 from benchmarks.counters.runs import scored, trained
+from benchmarks.paired import mean_and_error
 from pipelines.config.config import Config, load_config
 from pipelines.evaluation.sources import run_scorers
 from ranking.metrics import UnitDraws
@@ -77,8 +77,8 @@ def main() -> None:
         cells = [f"{np.mean([seed[key] for seed in values['none']]):.4f}"]
         for name in list(variants)[1:]:
             differences = [b[key] - a[key] for a, b in zip(values["none"], values[name], strict=True)]
-            error = np.std(differences, ddof=1) / math.sqrt(len(differences))
-            cells.append(f"{np.mean(differences):+.4f} ± {error:.4f}")
+            mean, error = mean_and_error(differences)
+            cells.append(f"{mean:+.4f} ± {error:.4f}")
         print(f"| {key[0]} | {key[1]} | {' | '.join(cells)} |")
 
 

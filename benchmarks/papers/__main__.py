@@ -1,8 +1,8 @@
-"""Run an experiment of the papers and write its numbers, tables and figures.
+"""Run an experiment of the papers and write its numbers, tables and figure.
 
     python -m benchmarks.papers NAME [--seeds N] [--quick] [--out DIR]
 
-Writes NAME.json, NAME.md and the figures of the experiment to docs/results/papers; docs/papers.md is the index.
+Writes NAME.json, NAME.md and NAME.svg to docs/results/papers; docs/papers.md is the index.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results |= {"command": command, "seeds": seeds, "hours": round((time.monotonic() - start) / 3600, 3)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{arguments.name}.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
-    for name, figure in experiment.plots(results).items():
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    experiment.plot(results).savefig(folder / f"{arguments.name}.svg", metadata={"Date": None})
     text = format_document(arguments.name, results)
     (folder / f"{arguments.name}.md").write_text(text)
     print(text)
@@ -70,9 +69,8 @@ def format_document(name: str, results: dict[str, object]) -> str:
     experiment = EXPERIMENTS[name]
     title = (experiment.__doc__ or "").partition("\n")[0].rstrip(".")
     claims = "\n".join(f"- {claim}: **{'held' if held else 'failed'}**." for claim, held in experiment.claims(results))
-    figures = "\n".join(f"![{figure}]({figure}.svg)" for figure in experiment.plots(results))
     run = f"`{results['command']}`, {results['hours']} hours."
-    return f"# {title}\n\n{run}\n\n{claims}\n\n{figures}\n\n{experiment.format_tables(results)}"
+    return f"# {title}\n\n{run}\n\n{claims}\n\n![{name}]({name}.svg)\n\n{experiment.format_tables(results)}"
 
 
 if __name__ == "__main__":

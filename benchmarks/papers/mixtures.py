@@ -164,6 +164,12 @@ def _final_weights(gate: Gate) -> Tensor:
     return gate.eval().route().weights
 
 
+def glorot(inputs: int, units: int, layers: int, generator: torch.Generator) -> Tensor:
+    """Draw the weights of dense layers by the Glorot uniform distribution, Keras' default [layers, inputs, units]."""
+    limit = (6 / (inputs + units)) ** 0.5
+    return limit * (2 * torch.rand(layers, inputs, units, generator=generator) - 1)
+
+
 @torch.no_grad()
 def evaluate(problems: Problems, fit: Fit, split: Split) -> Tensor:
     """Return the mean loss of each task over a split [tasks]."""

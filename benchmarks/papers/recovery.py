@@ -11,9 +11,9 @@ from scipy.stats import binomtest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.papers.mixtures import Effort, Method, Problems, Split, evaluate, train
+from benchmarks.paired import mean_and_error, paired_interval, plus_minus
+from benchmarks.papers.mixtures import Effort, Method, Problems, Split, evaluate, glorot, train
 from benchmarks.papers.plots import expert_weights
-from benchmarks.papers.statistics import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers.tuning import FRESH_SEED, Grid, tune
 from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
@@ -93,11 +93,11 @@ def _draw(seed: int, rows: int) -> tuple[Tensor, set[int], Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(2 * rows, FEATURES, generator=generator)
     while True:
-        weights = _glorot(FEATURES, UNITS, EXPERTS, generator)
+        weights = glorot(FEATURES, UNITS, EXPERTS, generator)
         outputs = torch.relu(torch.einsum("rf,nfu->rnu", x, weights))
         experts = torch.randperm(EXPERTS, generator=generator)[:TRUE_EXPERTS]
         mixture = outputs[:, experts].mean(1)
-        labels = (mixture @ _glorot(UNITS, 1, 1, generator)[0, :, 0] > 0).float()
+        labels = (mixture @ glorot(UNITS, 1, 1, generator)[0, :, 0] > 0).float()
         if MIN_RATE <= labels.mean() <= 1 - MIN_RATE:
             return outputs, set(experts.tolist()), mixture, labels
 
@@ -105,13 +105,7 @@ def _draw(seed: int, rows: int) -> tuple[Tensor, set[int], Tensor, Tensor]:
 def _logistic_unit(seed: int) -> Tensor:
     """Draw the initial parameters of a logistic unit: its weights, and a bias of 0 [units + 1]."""
     generator = torch.Generator().manual_seed(2**20 + seed)
-    return torch.cat([_glorot(UNITS, 1, 1, generator).flatten(), torch.zeros(1)])
-
-
-def _glorot(inputs: int, units: int, layers: int, generator: torch.Generator) -> Tensor:
-    """Draw the weights of dense layers by the Glorot uniform distribution, Keras' default [layers, inputs, units]."""
-    limit = (6 / (inputs + units)) ** 0.5
-    return limit * (2 * torch.rand(layers, inputs, units, generator=generator) - 1)
+    return torch.cat([glorot(UNITS, 1, 1, generator).flatten(), torch.zeros(1)])
 
 
 def run(seeds: int, *, quick: bool) -> dict[str, Any]:
@@ -197,11 +191,11 @@ def _all_four(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[int, int, f
     return only_ours, only_theirs, float(binomtest(only_ours, count).pvalue) if count else 1.0
 
 
-def plots(results: dict[str, Any]) -> dict[str, Figure]:
+def plot(results: dict[str, Any]) -> Figure:
     """Plot the expert weights of the first problem during the training (figures 2, C.8 and C.9)."""
     methods = results["targets"]["label"]
     panels = {name: methods[name]["trajectory"] for name in (TOP_K, DSELECT_K)}
-    return {"recovery": expert_weights(panels, methods[TOP_K]["true_experts"])}
+    return expert_weights(panels, methods[TOP_K]["true_experts"])
 
 
 def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:

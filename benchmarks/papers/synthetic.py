@@ -11,9 +11,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers import plots as figures
-from benchmarks.papers.mixtures import Effort, Fit, Method, Problems, Split, evaluate, train
-from benchmarks.papers.statistics import mean_and_error, paired_interval, plus_minus
+from benchmarks.papers.mixtures import Effort, Fit, Method, Problems, Split, evaluate, glorot, train
 from benchmarks.papers.tuning import FRESH_SEED, Grid, tune
 from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
@@ -74,9 +74,8 @@ class Synthetic(Problems):
         self._x = torch.stack([x for x, _ in draws])  # [problems, rows, features]
         self._y = torch.stack([y for _, y in draws])  # [problems, rows, tasks]
         self._variance = self._y[:, self._splits["train"]].var(1)
-        units = self.num_experts * UNITS
-        self.weights = nn.Parameter(torch.stack([_initial_weights(seed, units) for seed in seeds]))
-        self.biases = nn.Parameter(torch.zeros(len(seeds), 1, units))
+        self.weights = nn.Parameter(torch.stack([_initial_weights(seed, self.num_experts) for seed in seeds]))
+        self.biases = nn.Parameter(torch.zeros(len(seeds), 1, self.num_experts * UNITS))
 
     def losses(self, weights: Tensor, split: Split, rows: Tensor | slice) -> Tensor:
         """Return the mean squared error of each task, relative to the variance of its target [tasks]."""
@@ -117,11 +116,10 @@ def _draw(seed: int, groups: int, rows: int) -> tuple[Tensor, Tensor]:
     return x, torch.cat(targets, 1)
 
 
-def _initial_weights(seed: int, units: int) -> Tensor:
-    """Draw the initial weights of all experts by the Glorot uniform distribution [features, units]."""
+def _initial_weights(seed: int, experts: int) -> Tensor:
+    """Draw the initial weights of all experts [features, units of all experts]."""
     generator = torch.Generator().manual_seed(2**20 + seed)
-    limit = (6 / (FEATURES + UNITS)) ** 0.5
-    return limit * (2 * torch.rand(FEATURES, units, generator=generator) - 1)
+    return glorot(FEATURES, UNITS, experts, generator).transpose(0, 1).flatten(1)
 
 
 def random_jaccard(experts: int) -> float:
@@ -207,7 +205,7 @@ def _table(methods: dict[str, Any], tasks: str) -> str:
     )
 
 
-def plots(results: dict[str, Any]) -> dict[str, Figure]:
+def plot(results: dict[str, Any]) -> Figure:
     """Plot error and Jaccard indices over the number of tasks, as figure C.6."""
     methods: dict[str, Any] = results["methods"]
     sizes = list(methods[TOP_K]["tasks"])
@@ -235,7 +233,7 @@ def plots(results: dict[str, Any]) -> dict[str, Figure]:
         reversed(pair) for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)
     )
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
-    return {"synthetic": figure}
+    return figure
 
 
 def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:

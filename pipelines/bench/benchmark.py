@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,7 @@ Part = Callable[[Harness], dict[str, Any] | None]
 """Measures one part; returns None if something that it needs is not installed."""
 
 
-def run_parts(
-    folder: Path, sizes: Sizes, threads: int, parts: Mapping[str, Part], packages: Sequence[str] = PACKAGES
-) -> Iterator[dict[str, Any]]:
+def run_parts(folder: Path, sizes: Sizes, threads: int, parts: Mapping[str, Part]) -> Iterator[dict[str, Any]]:
     """Measure parts in their order and yield {part: results} after each.
 
     Args:
@@ -35,7 +33,6 @@ def run_parts(
         sizes: amount of work.
         threads: cores of the measured process.
         parts: name → measurement.
-        packages: packages whose versions the results contain.
 
     Raises:
         RankerError: the bundle cannot be loaded, or a measurement failed.
@@ -43,7 +40,7 @@ def run_parts(
     with temporary_folder("bench") as work:
         publish(folder, work / "repository")
         harness = Harness(folder, work / "repository", sizes, threads)
-        about = {"threads": threads, "model": folder.name, "machine": describe_machine(packages)}
+        about = {"threads": threads, "model": folder.name, "machine": describe_machine()}
         for part, measure in parts.items():
             print_status(f"measuring: {part}")
             result = measure(harness)
@@ -88,8 +85,8 @@ PARTS: dict[str, Part] = {"http": measure_http, "open": measure_open_loop}
 """Part of ``ranker bench`` → its measurement."""
 
 
-def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
-    """Return the processor, the number of cores, the load average, and the versions of Python and of packages."""
+def describe_machine() -> dict[str, Any]:
+    """Return the processor, the number of cores, the load average, and the versions of Python and of ``PACKAGES``."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -97,7 +94,7 @@ def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
-        **{name: _package_version(name) for name in packages},
+        **{name: _package_version(name) for name in PACKAGES},
     }
 
 

@@ -120,7 +120,7 @@ def _split(url: str) -> SplitResult:
     """Split an address; ``urlsplit`` of recent Pythons rejects several hosts of which not the first is an IPv6 address.
 
     Raises:
-        ValueError: there is no scheme, or it has a control character, or a space at its start or end.
+        ValueError: the address has no scheme, contains a control character, or starts or ends with a space.
     """
     match = _URL.fullmatch(url)
     if match is None or url != url.strip() or not url.isprintable():
