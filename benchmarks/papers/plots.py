@@ -59,3 +59,24 @@ def lines(
         style += 1
     axis.set_xscale("log", base=2)
     axis.set_xticks(x, [f"{value:g}" for value in x])
+
+
+def counts(panels: Mapping[str, Sequence[Sequence[int]]], row_label: str) -> Figure:
+    """Plot tables of counts as heat maps, in a grid of two columns.
+
+    Args:
+        panels: title → counts [rows, experts].
+        row_label: label of the rows.
+    """
+    figure = Figure(figsize=(10, 3.6 * -(-len(panels) // 2)), layout="constrained")
+    axes = figure.subplots(-(-len(panels) // 2), 2, squeeze=False).flat
+    highest = max(max(map(max, table)) for table in panels.values())
+    for axis, (title, table) in zip(axes, panels.items(), strict=True):
+        image = axis.imshow(table, cmap="cividis", vmin=0, vmax=highest, aspect="auto")
+        axis.set_title(title)
+        axis.set_xticks(range(len(table[0])))
+        axis.set_yticks(range(len(table)))
+        axis.set_xlabel("expert")
+        axis.set_ylabel(row_label)
+        figure.colorbar(image, ax=axis, label="images")
+    return figure
