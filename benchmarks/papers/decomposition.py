@@ -144,9 +144,8 @@ def _train_experts_on_pairs(
     model: ImageMixture, pairs: Sequence[Sequence[int]], images: Images, settings: Settings, effort: Effort
 ) -> None:
     """Train each expert on the images of its classes only."""
-    expert_of_class = torch.tensor(
-        [next(e for e, pair in enumerate(pairs) if c in pair) for c in range(2 * len(pairs))]
-    )
+    experts = {c: expert for expert, pair in enumerate(pairs) for c in pair}
+    expert_of_class = torch.tensor([experts[c] for c in range(len(experts))])
     parameters = [*model.experts.parameters(), *model.outputs.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=settings.rate, fused=True)
     for batch in batches(images, effort):

@@ -168,9 +168,9 @@ def measure(model: ImageMixture, images: Images) -> dict[str, Any]:
     """Return the error of a model, and how its gate distributes the images.
 
     Returns:
-        ``error``; ``loss``: mean negative log likelihood in nats; ``information``: I(E;Y) (equation 3, appendix A), with the expert of the largest weight;
-        ``sparsity`` H_s and ``utilization`` H_u (equations 1 and 2); entropies in bits;
-        ``table``: images by class and expert of the largest weight.
+        ``error``; ``loss``: mean negative log likelihood in nats; ``information``: I(E;Y) (equation 3, appendix A),
+        with the expert of the largest weight; ``sparsity`` H_s and ``utilization`` H_u (equations 1 and 2); entropies
+        in bits; ``table``: images by class and expert of the largest weight.
     """
     model.eval()
     outputs = [model(images.pixels[start : start + CHUNK]) for start in range(0, len(images.classes), CHUNK)]

@@ -80,9 +80,9 @@ METHODS = {
 DISTILLED = {f"distilled from {name}": name for name in (f"{ATTENTIVE}, {IMPORTANCE}", f"{ATTENTIVE}, {SIMILARITY}")}
 ROWS = (*METHODS, *DISTILLED)
 TRIALS: dict[Penalty | None, tuple[Settings, ...]] = {
-    None: tuple(Settings(rate) for rate in (1e-3, 2e-3, 4e-3, 8e-3)),
-    "importance": tuple(Settings(rate, weight) for rate in (2e-3, 4e-3) for weight in (0.2, 1.0)),
-    "similarity": tuple(Settings(rate, weight) for rate in (2e-3, 4e-3) for weight in (1e-1, 1e-2)),
+    None: tuple(Settings(rate) for rate in (2e-3, 4e-3, 8e-3, 16e-3)),
+    "importance": tuple(Settings(rate, weight) for rate in (4e-3, 8e-3) for weight in (0.2, 1.0)),
+    "similarity": tuple(Settings(rate, weight) for rate in (4e-3, 8e-3) for weight in (1e-1, 1e-2)),
 }
 """Penalty → settings to try. The weights are the ends of the paper's range, and the two largest of its β_d."""
 
@@ -263,8 +263,8 @@ def _table(title: str, methods: dict[str, Any]) -> str:
     return section(
         title,
         f"Test split, {len(methods[VANILLA]['runs'])} seeds; means with standard errors. Difference: of the errors, "
-        "paired by seed, with 95 % intervals. Entropies in bits. Paper: the model with the lowest training error, ± the "
-        "standard deviation of the error over its runs.",
+        "paired by seed, with 95 % intervals. Entropies in bits. Paper: the model with the lowest training error, ± "
+        "the standard deviation of the error over its runs.",
         ("", "error", "− vanilla", "I(E;Y)", "H_s", "H_u", "rate, weight", "paper: error; I(E;Y); H_s; H_u"),
         rows,
     )

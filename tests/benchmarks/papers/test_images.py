@@ -75,7 +75,7 @@ def test_missing_data_say_where_to_get_them(tmp_path: Path) -> None:
         assert str(raised.value) == f"{tmp_path / name}: there is no such folder; {source}"
     write_digits(tmp_path / "mnist", {"train": 10, "t10k": 10})
     (tmp_path / "mnist" / "t10k-images-idx3-ubyte").unlink()
-    with pytest.raises(LogError, match="has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz; the npm"):
+    with pytest.raises(LogError, match=r"has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte\.gz; the npm"):
         read_images(tmp_path, "mnist")
     write_cifar(tmp_path / "cifar-10-batches-bin", 2)
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
@@ -88,7 +88,7 @@ def test_inconsistent_data_are_named(tmp_path: Path) -> None:
     write_digits(mnist, {"train": 10, "t10k": 10})
     labels = mnist / "train-labels-idx1-ubyte"
     write_idx(labels, np.arange(9, dtype=np.uint8))
-    with pytest.raises(LogError, match="has 9 labels, but .*train-images-idx3-ubyte has 10 images"):
+    with pytest.raises(LogError, match=r"has 9 labels, but .*train-images-idx3-ubyte has 10 images"):
         read_images(tmp_path, "mnist")
     write_idx(labels, np.arange(1, 11, dtype=np.uint8))
     with pytest.raises(LogError, match="row 9 has class 10, the highest is 9"):
