@@ -18,13 +18,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.papers import recovery, specialization, synthetic
+from benchmarks.papers import decomposition, recovery, specialization, synthetic, vision
 from ranking.errors import LogError
 
 EXPERIMENTS = {
     "recovery": recovery,
     "synthetic": synthetic,
+    "decomposition": decomposition,
     "specialization": specialization,
+    "vision": vision,
 }
 QUICK_SEEDS = 2
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "papers"

@@ -8,7 +8,7 @@ the draw of the gate's initial parameters depends on the number of problems.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,22 +35,30 @@ class Problems(nn.Module, ABC):
     Attributes:
         num_tasks: number of tasks of all problems together.
         num_experts: number of experts of each problem.
-        train_rows: number of training rows of each problem.
+        rows: number of rows of each split.
+        chunk: rows that are evaluated at a time.
+        example_width: width of the examples that a per-example gate reads.
     """
 
     num_tasks: int
     num_experts: int
-    train_rows: int
+    rows: Mapping[Split, int]
+    chunk: int
+    example_width = 0
 
     @abstractmethod
-    def losses(self, weights: Tensor, split: Split, rows: Tensor | slice) -> Tensor:
+    def losses(self, weights: Tensor, split: Split, rows: Tensor) -> Tensor:
         """Return the mean loss of each task over some rows of a split [tasks].
 
         Args:
-            weights: gate weights [tasks, experts].
+            weights: gate weights [tasks, experts], or [rows, tasks, experts] of a per-example gate.
             split: split that the rows are of.
             rows: positions of the rows.
         """
+
+    def examples(self, split: Split, rows: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return what a per-example gate reads [rows, example_width]; None if the gates are static."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -88,15 +96,23 @@ class Fit:
     """Result of a training.
 
     Attributes:
-        weights: final gate weights [tasks, experts].
+        gate: trained gate.
         trajectory: (step, gate weights of the first task [experts]) during the training.
+        binary_at: fraction of the steps after which the selection was exact and stayed so; None if it never was.
     """
 
-    weights: Tensor
+    gate: Gate
     trajectory: list[tuple[int, list[float]]]
+    binary_at: float | None
+
+    @property
+    @torch.no_grad()
+    def weights(self) -> Tensor:
+        """Weights of a static gate [tasks, experts]."""
+        return self.gate.route().weights
 
     def experts(self, task: int) -> set[int]:
-        """Return the experts that a task selected."""
+        """Return the experts that a task selected with a static gate."""
         return set(self.weights[task].nonzero().flatten().tolist())
 
 
@@ -116,11 +132,14 @@ def train(problems: Problems, method: Method, effort: Effort, seed: int, record_
     torch.manual_seed(seed)
     convergence, steps = method.convergence, effort.steps // method.annealings
     total = steps * method.annealings
-    gate = build_gate(method.gate, problems.num_tasks, problems.num_experts, 0, 0, convergence.gamma)
+    device = next(problems.parameters()).device
+    gate = build_gate(
+        method.gate, problems.num_tasks, problems.num_experts, problems.example_width, 0, convergence.gamma
+    ).to(device)
     optimizer = torch.optim.Adam(
         [{"params": list(gate.parameters())}, {"params": list(problems.parameters())}], fused=True
     )
-    rows = _rows(problems.train_rows, effort.batch)
+    rows = _rows(problems.rows["train"], effort.batch)
     trajectory: list[tuple[int, list[float]]] = []
     for annealing in range(method.annealings):
         if annealing:
@@ -137,7 +156,8 @@ def train(problems: Problems, method: Method, effort: Effort, seed: int, record_
             )
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-            routing, batch = gate.route(), next(rows)
+            batch = next(rows).to(device)
+            routing = gate.route(problems.examples("train", batch))
             losses = problems.losses(routing.weights, "train", batch)
             optimizer.zero_grad(set_to_none=True)
             (losses.sum() + penalties(step, gate, ForwardOutput(losses, batch, routing))).backward()
@@ -145,7 +165,8 @@ def train(problems: Problems, method: Method, effort: Effort, seed: int, record_
             schedule.end_step(step, routing.weights)
             if record_every and (begin + step) % record_every == 0:
                 trajectory.append((begin + step, [round(weight, 4) for weight in routing.weights[0].tolist()]))
-    return Fit(_final_weights(gate), trajectory)
+    binary_at = None if schedule.binary_at_step is None else (begin + schedule.binary_at_step) / total
+    return Fit(gate.eval(), trajectory, binary_at)
 
 
 def _rows(count: int, batch: int) -> Iterator[Tensor]:
@@ -158,12 +179,6 @@ def _rows(count: int, batch: int) -> Iterator[Tensor]:
         order = order[batch:]
 
 
-@torch.no_grad()
-def _final_weights(gate: Gate) -> Tensor:
-    """Return the weights of a trained gate [tasks, experts]."""
-    return gate.eval().route().weights
-
-
 def glorot(inputs: int, units: int, layers: int, generator: torch.Generator) -> Tensor:
     """Draw the weights of dense layers by the Glorot uniform distribution, Keras' default [layers, inputs, units]."""
     limit = (6 / (inputs + units)) ** 0.5
@@ -171,6 +186,22 @@ def glorot(inputs: int, units: int, layers: int, generator: torch.Generator) -> 
 
 
 @torch.no_grad()
-def evaluate(problems: Problems, fit: Fit, split: Split) -> Tensor:
-    """Return the mean loss of each task over a split [tasks]."""
-    return problems.losses(fit.weights, split, slice(None))
+def evaluate(
+    problems: Problems, fit: Fit, split: Split, measure: Callable[[Tensor, Split, Tensor], Tensor] | None = None
+) -> Tensor:
+    """Return the mean of a measure over a split, by default the loss of each task [tasks].
+
+    Args:
+        problems: trained problems.
+        fit: their gate.
+        split: the split.
+        measure: function with the arguments of ``Problems.losses``.
+    """
+    measure = measure or problems.losses
+    device = next(problems.parameters()).device
+    total: Tensor | float = 0.0
+    for chunk in torch.arange(problems.rows[split], device=device).split(problems.chunk):
+        weights = fit.gate.route(problems.examples(split, chunk)).weights
+        total = total + len(chunk) * measure(weights, split, chunk)
+    assert isinstance(total, Tensor)
+    return total / problems.rows[split]

@@ -67,7 +67,9 @@ class Recovery(Problems):
 
     def __init__(self, seeds: range, target: Target = "label", rows: int = ROWS) -> None:
         super().__init__()
-        self.num_tasks, self.num_experts, self.train_rows = len(seeds), EXPERTS, rows
+        self.num_tasks, self.num_experts = len(seeds), EXPERTS
+        self.rows: dict[Split, int] = {"train": rows, "validation": rows}
+        self.chunk = rows
         self._target = target
         draws = [_draw(seed, rows) for seed in seeds]
         self.true_experts = [experts for _, experts, _, _ in draws]
@@ -77,15 +79,14 @@ class Recovery(Problems):
         self._variance = self._mixtures[:, :rows].var(1).mean(-1)
         self.unit = nn.Parameter(torch.stack([_logistic_unit(seed) for seed in seeds]))
 
-    def losses(self, weights: Tensor, split: Split, rows: Tensor | slice) -> Tensor:
+    def losses(self, weights: Tensor, split: Split, rows: Tensor) -> Tensor:
         """Return the mean loss of each problem over some rows of a split [problems]."""
-        part = slice(0, self.train_rows) if split == "train" else slice(self.train_rows, None)
-        mixed = torch.einsum("prnu,pn->pru", self._outputs[:, part][:, rows], weights)
+        index = rows if split == "train" else rows + self.rows["train"]
+        mixed = torch.einsum("prnu,pn->pru", self._outputs[:, index], weights)
         if self._target == "mixture":
-            return (mixed - self._mixtures[:, part][:, rows]).square().mean((1, 2)) / self._variance
+            return (mixed - self._mixtures[:, index]).square().mean((1, 2)) / self._variance
         logits = torch.einsum("pru,pu->pr", mixed, self.unit[:, :UNITS]) + self.unit[:, UNITS:]
-        labels = self._labels[:, part][:, rows]
-        return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
+        return F.binary_cross_entropy_with_logits(logits, self._labels[:, index], reduction="none").mean(1)
 
 
 def _draw(seed: int, rows: int) -> tuple[Tensor, set[int], Tensor, Tensor]:

@@ -26,10 +26,8 @@ GROUP_TASKS, GROUP_EXPERTS = 16, 4
 K = 4
 CORRELATION = 0.8
 """Correlation between the weights of two tasks of a group."""
-ROWS = {"train": 100_000, "validation": 20_000, "test": 20_000}
-QUICK_ROWS = {"train": 1_000, "validation": 500, "test": 500}
-CHUNK = 4_000
-"""Rows that are evaluated at a time."""
+ROWS: dict[Split, int] = {"train": 100_000, "validation": 20_000, "test": 20_000}
+QUICK_ROWS: dict[Split, int] = {"train": 1_000, "validation": 500, "test": 500}
 TASKS, TUNING_TASKS, TUNING_PROBLEMS = (16, 32, 64, 128), 32, 4
 EFFORT, QUICK = Effort(steps=8_000, batch=512), Effort(steps=30, batch=64)
 GRID = Grid(gate_rates=(1e-1, 3e-2, 1e-2, 3e-3), rates=(4e-1, 2e-1, 1e-1), annealings=(1, 3))
@@ -62,29 +60,24 @@ class Synthetic(Problems):
         rows: rows of each split.
     """
 
-    def __init__(self, seeds: range, tasks: int, rows: dict[str, int]) -> None:
+    def __init__(self, seeds: range, tasks: int, rows: dict[Split, int]) -> None:
         super().__init__()
         groups = tasks // GROUP_TASKS
         self.tasks, self.problems = tasks, len(seeds)
         self.num_tasks, self.num_experts = len(seeds) * tasks, groups * GROUP_EXPERTS
-        self.train_rows = rows["train"]
+        self.rows, self.chunk = rows, 4_000
         ends = list(itertools.accumulate(rows.values()))
-        self._splits = dict(zip(rows, map(slice, [0, *ends[:-1]], ends), strict=True))
+        self._first = dict(zip(rows, [0, *ends[:-1]], strict=True))
         draws = [_draw(seed, groups, ends[-1]) for seed in seeds]
         self._x = torch.stack([x for x, _ in draws])  # [problems, rows, features]
         self._y = torch.stack([y for _, y in draws])  # [problems, rows, tasks]
-        self._variance = self._y[:, self._splits["train"]].var(1)
+        self._variance = self._y[:, : rows["train"]].var(1)
         self.weights = nn.Parameter(torch.stack([_initial_weights(seed, self.num_experts) for seed in seeds]))
         self.biases = nn.Parameter(torch.zeros(len(seeds), 1, self.num_experts * UNITS))
 
-    def losses(self, weights: Tensor, split: Split, rows: Tensor | slice) -> Tensor:
+    def losses(self, weights: Tensor, split: Split, rows: Tensor) -> Tensor:
         """Return the mean squared error of each task, relative to the variance of its target [tasks]."""
-        part = self._splits[split]
-        if isinstance(rows, slice):
-            count = part.stop - part.start
-            chunks = [torch.arange(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
-            return torch.stack([self.losses(weights, split, chunk) * len(chunk) for chunk in chunks]).sum(0) / count
-        index = rows + part.start
+        index = rows + self._first[split]
         hidden = torch.relu(torch.baddbmm(self.biases, self._x[:, index], self.weights))
         experts = hidden.unflatten(-1, (self.num_experts, UNITS)).sum(-1)
         predicted = experts @ weights.view(self.problems, self.tasks, -1).mT
@@ -150,7 +143,7 @@ def run(seeds: int, *, quick: bool) -> dict[str, Any]:
     return {"effort": vars(effort), "methods": methods}
 
 
-def _measure(method: Method, tasks: int, seeds: int, rows: dict[str, int], effort: Effort) -> dict[str, Any]:
+def _measure(method: Method, tasks: int, seeds: int, rows: dict[Split, int], effort: Effort) -> dict[str, Any]:
     """Train a tuned method on fresh problems; returns the errors and Jaccard indices of each problem."""
     problems = Synthetic(range(FRESH_SEED, FRESH_SEED + seeds), tasks, rows)
     fit = train(problems, method, effort, FRESH_SEED)
