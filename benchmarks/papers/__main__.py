@@ -1,8 +1,9 @@
 """Run an experiment of the papers and write its numbers, tables and figure.
 
-    python -m benchmarks.papers NAME [--seeds N] [--quick] [--out DIR]
+    python -m benchmarks.papers NAME [--raw DIR] [--seeds N] [--quick] [--out DIR]
 
-Writes NAME.json, NAME.md and NAME.svg to docs/results/papers; docs/papers.md is the index.
+Writes NAME.json, NAME.md and NAME.svg to docs/results/papers; docs/papers.md is the index. An experiment
+on an original data set declares in ``RAW`` what DIR must contain and where to get it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.papers import recovery, synthetic
+from benchmarks.papers import movielens, recommender, recovery, synthetic
+from ranking.errors import LogError
 
-EXPERIMENTS = {"recovery": recovery, "synthetic": synthetic}
+EXPERIMENTS = {
+    "recovery": recovery,
+    "synthetic": synthetic,
+    "recommender": recommender,
+    "movielens": movielens,
+}
 QUICK_SEEDS = 2
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "papers"
 
@@ -29,10 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit code 0.
+
+    Raises:
+        SystemExit: with exit code 2 if an argument is wrong, or the original data are missing or damaged.
     """
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description=summary)
     parser.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=f"one of {', '.join(EXPERIMENTS)}")
+    parser.add_argument("--raw", type=Path, metavar="DIR", help="folder of the original data set, for some experiments")
     parser.add_argument("--seeds", type=int, metavar="N", help="number of fresh problems (default: as published)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the experiment itself")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default: docs/results/papers)")
@@ -45,11 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--seeds: a paired interval needs at least 2")
     if arguments.out is None and (arguments.quick or arguments.seeds is not None):
         parser.error("--quick and --seeds need --out DIR, so that they do not replace the published results")
+    inputs = {"raw": arguments.raw} if hasattr(experiment, "RAW") else {}
+    if arguments.raw is not None and not inputs:
+        parser.error(f"--raw: {arguments.name} does not read an original data set")
     folder = arguments.out or RESULTS
     torch.set_num_threads(1)
     start = time.monotonic()
-    results = experiment.run(seeds, quick=arguments.quick)
+    try:
+        results = experiment.run(seeds, quick=arguments.quick, **inputs)
+    except LogError as error:
+        parser.error(f"{error}. {arguments.name} reads {experiment.RAW}")
     options = [
+        *(["--raw", "DIR"] if arguments.raw else []),
         *(["--seeds", str(arguments.seeds)] if arguments.seeds else []),
         *(["--quick"] if arguments.quick else []),
     ]

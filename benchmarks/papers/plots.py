@@ -15,21 +15,21 @@ MARKERS = "os^Dv<>"
 mpl.rcParams |= {"svg.hashsalt": "papers", "svg.fonttype": "none"}  # Makes the files reproducible.
 
 
-def expert_weights(panels: Mapping[str, Sequence[tuple[int, Sequence[float]]]], true_experts: Sequence[int]) -> Figure:
+def expert_weights(panels: Mapping[str, Sequence[tuple[int, Sequence[float]]]], colored: Mapping[int, str]) -> Figure:
     """Plot the weight of each expert over the steps, one panel per method.
 
     Args:
         panels: method → (step, weights [experts]).
-        true_experts: experts to color; the others are gray.
+        colored: label of each expert to color; the others are gray.
     """
     figure = Figure(figsize=(4.6 * len(panels) + 1.4, 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (name, trajectory) in zip(axes, panels.items(), strict=True):
         steps = [step for step, _ in trajectory]
-        for expert in sorted(range(len(trajectory[0][1])), key=lambda expert: expert in true_experts):
-            color = COLORS[true_experts.index(expert)] if expert in true_experts else OTHERS
+        for expert in sorted(range(len(trajectory[0][1])), key=lambda expert: expert in colored):
+            label = colored.get(expert)
+            color = COLORS[list(colored).index(expert)] if label else OTHERS
             weights = [values[expert] for _, values in trajectory]
-            label = f"true expert {expert}" if expert in true_experts else None
             axis.plot(steps, weights, color=color, linewidth=1.6 if label else 0.8, label=label)
         axis.set_title(name)
         axis.set_xlabel("step")
@@ -59,3 +59,29 @@ def lines(
         style += 1
     axis.set_xscale("log", base=2)
     axis.set_xticks(x, [f"{value:g}" for value in x])
+
+
+def heatmaps(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """Plot the expert weights of each task as colors and numbers, one panel above the other.
+
+    Args:
+        panels: title → task → weights [experts], from 0 to 1.
+    """
+    heights = [len(rows) for rows in panels.values()]
+    figure = Figure(figsize=(6.4, 0.32 * sum(heights) + 1.0 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axis, (title, rows) in zip(axes, panels.items(), strict=True):
+        weights = list(rows.values())
+        image = axis.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        for row, values in enumerate(weights):
+            for expert, weight in enumerate(values):
+                if weight > 0:
+                    color = "white" if weight > 0.5 else "black"
+                    axis.text(expert, row, f"{weight:.2f}", ha="center", va="center", fontsize=8, color=color)
+        axis.set_yticks(range(len(rows)), list(rows))
+        axis.set_xticks(range(len(weights[0])))
+        axis.set_xlabel("expert")
+        axis.set_title(title)
+        axis.set_ylabel("task")
+    figure.colorbar(image, ax=axes, label="weight of an expert", shrink=0.6)
+    return figure
