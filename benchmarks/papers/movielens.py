@@ -38,7 +38,7 @@ RAW = (
     "ml-100k with u.data, u.user and u.item"
 )
 SEEDS = 5
-TRIALS = 8
+TRIALS = 6
 """Trials of the random search per method and α."""
 ALPHAS = (0.1, 0.5, 0.9)
 """Weights of task 1; that of task 2 is 1 − α."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +14,15 @@ import pytest
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.movielens import (
     ALPHAS,
+    DSELECT_K,
+    DSELECT_K_PER_EXAMPLE,
+    GUMBEL,
     METHODS,
     PAPER,
     SETTINGS,
+    SOFTMAX,
     TRIALS,
+    claims,
     loss_weights,
     sample_unwatched,
     write_examples,
@@ -80,6 +86,30 @@ def test_every_method_has_distinct_valid_trials_and_numbers_of_the_paper(raw: Pa
             config = load_config(tmp_path / "out" / "ranker.toml", overrides)
             assert [task.weight for task in config.tasks] == pytest.approx([0.1, 0.45])
         assert all(name in PAPER[alpha] for alpha in ALPHAS)
+
+
+def made_up(losses: dict[str, float], experts: dict[str, float]) -> dict[str, Any]:
+    """Return results with these losses, ± 0.001 over two seeds, and numbers of experts."""
+    methods = {
+        name: {
+            "runs": [
+                {"loss": losses.get(name, 0.5) + noise * (1 + place / 10), "experts": experts.get(name, 2.0)}
+                for noise in (-1e-3, 1e-3)
+            ]
+        }
+        for place, name in enumerate(METHODS)
+    }
+    return {"alphas": {"0.1": methods}}
+
+
+def test_claims_compare_losses_and_experts_beyond_their_intervals() -> None:
+    def held(losses: dict[str, float], experts: dict[str, float]) -> list[bool]:
+        return [held for _, held in claims(made_up(losses, experts))]
+
+    fewer = {DSELECT_K: 1.5, DSELECT_K_PER_EXAMPLE: 1.0}
+    assert held({}, {}) == [False, False, False]
+    assert held({DSELECT_K_PER_EXAMPLE: 0.4, SOFTMAX: 0.6}, fewer) == [True, True, True]
+    assert held({DSELECT_K: 0.4, GUMBEL: 0.3}, {DSELECT_K: 1.5}) == [False, False, False]
 
 
 def test_missing_or_unusable_files_are_named_with_their_source(
