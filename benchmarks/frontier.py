@@ -16,7 +16,6 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -192,15 +191,14 @@ def run(config: Path, settings: Sequence[str], seed: int, file: Path) -> dict[st
         return finished
     import torch
 
+    from benchmarks.product import measure
     from pipelines.config.config import load_config
-    from pipelines.jobs.train import train
 
     torch.set_num_threads(1)
-    folder = file.with_suffix(".run")
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.redirect_stderr(io.StringIO()):
-        trained = train(load_config(config, [*WITHOUT_COUNTERS, *settings, f"training.seed={seed}"]), folder)
-    evaluation, selection = (json.loads(f.read_text()) for f in (trained.evaluation, trained.selection))
+    settings = [*WITHOUT_COUNTERS, *settings, f"training.seed={seed}"]
+    outcome = measure(load_config(config, settings), file.with_suffix(".run"))
+    assert outcome.evaluation is not None
+    selection = outcome.selection
     result = {
         "seed": seed,
         "frozen_flops": selection["flops"]["frozen"],
@@ -208,10 +206,9 @@ def run(config: Path, settings: Sequence[str], seed: int, file: Path) -> dict[st
         "experts_used": len(selection["experts_used"]),
         "codes_changed": selection["codes_changed"],
         "snapped_codes": selection["snapped_codes"],
-        "tasks": {task: m.get("auc", m.get("rmse")) for task, m in evaluation["tasks"].items()},
+        "tasks": {task: m.get("auc", m.get("rmse")) for task, m in outcome.evaluation["tasks"].items()},
     }
     file.write_text(json.dumps(result))
-    shutil.rmtree(folder)
     return result
 
 

@@ -18,15 +18,25 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.papers import decomposition, recovery, specialization, synthetic, vision
+from benchmarks.papers import (
+    decomposition,
+    movielens,
+    recommender,
+    recovery,
+    specialization,
+    synthetic,
+    vision,
+)
 from ranking.errors import LogError
 
 EXPERIMENTS = {
     "recovery": recovery,
     "synthetic": synthetic,
+    "recommender": recommender,
+    "movielens": movielens,
+    "vision": vision,
     "decomposition": decomposition,
     "specialization": specialization,
-    "vision": vision,
 }
 QUICK_SEEDS = 2
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "papers"

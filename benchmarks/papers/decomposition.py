@@ -15,8 +15,8 @@ from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers.convolutions import Shape
 from benchmarks.papers.gated_images import Architecture, Effort, ImageMixture, Settings, batches, measure, train
 from benchmarks.papers.images import SOURCES, Images, read_images
-from benchmarks.papers.plots import counts
-from benchmarks.papers.specialization import FASHION, MNIST
+from benchmarks.papers.plots import heatmaps
+from benchmarks.papers.specialization import FASHION, MNIST, by_class
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
 from pipelines.bench.tables import section
 from pipelines.console import print_status
@@ -199,11 +199,11 @@ def _table(problem: Problem, decompositions: dict[str, Any]) -> str:
 def plot(results: dict[str, Any]) -> Figure:
     """Plot the test images by class and expert, of the first seed (figures 2 and 3)."""
     panels = {
-        f"{title}: {name}": values["table"]
+        f"{title}: {name}": by_class(values["table"])
         for title, decompositions in results["problems"].items()
         for name, values in decompositions.items()
     }
-    return counts(panels, "class")
+    return heatmaps(panels, "class", "images", digits=0, columns=2)
 
 
 def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:

@@ -15,21 +15,21 @@ MARKERS = "os^Dv<>"
 mpl.rcParams |= {"svg.hashsalt": "papers", "svg.fonttype": "none"}  # Makes the files reproducible.
 
 
-def expert_weights(panels: Mapping[str, Sequence[tuple[int, Sequence[float]]]], true_experts: Sequence[int]) -> Figure:
+def expert_weights(panels: Mapping[str, Sequence[tuple[int, Sequence[float]]]], colored: Mapping[int, str]) -> Figure:
     """Plot the weight of each expert over the steps, one panel per method.
 
     Args:
         panels: method → (step, weights [experts]).
-        true_experts: experts to color; the others are gray.
+        colored: label of each expert to color; the others are gray.
     """
     figure = Figure(figsize=(4.6 * len(panels) + 1.4, 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (name, trajectory) in zip(axes, panels.items(), strict=True):
         steps = [step for step, _ in trajectory]
-        for expert in sorted(range(len(trajectory[0][1])), key=lambda expert: expert in true_experts):
-            color = COLORS[true_experts.index(expert)] if expert in true_experts else OTHERS
+        for expert in sorted(range(len(trajectory[0][1])), key=lambda expert: expert in colored):
+            label = colored.get(expert)
+            color = COLORS[list(colored).index(expert)] if label else OTHERS
             weights = [values[expert] for _, values in trajectory]
-            label = f"true expert {expert}" if expert in true_experts else None
             axis.plot(steps, weights, color=color, linewidth=1.6 if label else 0.8, label=label)
         axis.set_title(name)
         axis.set_xlabel("step")
@@ -61,22 +61,41 @@ def lines(
     axis.set_xticks(x, [f"{value:g}" for value in x])
 
 
-def counts(panels: Mapping[str, Sequence[Sequence[int]]], row_label: str) -> Figure:
-    """Plot tables of counts as heat maps, in a grid of two columns.
+def heatmaps(
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    row_label: str = "task",
+    value_label: str = "weight of an expert",
+    digits: int = 2,
+    columns: int = 1,
+) -> Figure:
+    """Plot a value per row and expert as colors and numbers.
 
     Args:
-        panels: title → counts [rows, experts].
+        panels: title → name of the row → values [experts].
         row_label: label of the rows.
+        value_label: label of the colors, which end at the highest value of all panels.
+        digits: digits after the point; zeros are not written.
+        columns: panels beside each other.
     """
-    figure = Figure(figsize=(10, 3.6 * -(-len(panels) // 2)), layout="constrained")
-    axes = figure.subplots(-(-len(panels) // 2), 2, squeeze=False).flat
-    highest = max(max(map(max, table)) for table in panels.values())
-    for axis, (title, table) in zip(axes, panels.items(), strict=True):
-        image = axis.imshow(table, cmap="cividis", vmin=0, vmax=highest, aspect="auto")
-        axis.set_title(title)
-        axis.set_xticks(range(len(table[0])))
-        axis.set_yticks(range(len(table)))
+    tables = list(panels.values())
+    heights = [max(map(len, tables[first : first + columns])) for first in range(0, len(tables), columns)]
+    highest = max(value for table in tables for values in table.values() for value in values)
+    size = (6.4 * columns, 0.32 * sum(heights) + 1.0 * len(heights))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(heights), columns, height_ratios=heights, squeeze=False)
+    for axis, (title, rows) in zip(axes.flat, panels.items(), strict=True):
+        values = list(rows.values())
+        image = axis.imshow(values, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
+        for row, row_values in enumerate(values):
+            for expert, value in enumerate(row_values):
+                if value > 0:
+                    color = "white" if value > highest / 2 else "black"
+                    text = f"{value:.{digits}f}"
+                    axis.text(expert, row, text, ha="center", va="center", fontsize=8, color=color)
+        axis.set_yticks(range(len(rows)), list(rows))
+        axis.set_xticks(range(len(values[0])))
         axis.set_xlabel("expert")
+        axis.set_title(title)
         axis.set_ylabel(row_label)
-        figure.colorbar(image, ax=axis, label="images")
+    figure.colorbar(image, ax=axes, label=value_label, shrink=0.6)
     return figure

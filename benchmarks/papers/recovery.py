@@ -196,7 +196,7 @@ def plot(results: dict[str, Any]) -> Figure:
     """Plot the expert weights of the first problem during the training (figures 2, C.8 and C.9)."""
     methods = results["targets"]["label"]
     panels = {name: methods[name]["trajectory"] for name in (TOP_K, DSELECT_K)}
-    return expert_weights(panels, methods[TOP_K]["true_experts"])
+    return expert_weights(panels, {expert: f"true expert {expert}" for expert in methods[TOP_K]["true_experts"]})
 
 
 def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:

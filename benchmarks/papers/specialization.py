@@ -23,7 +23,7 @@ from benchmarks.papers.gated_images import (
     train,
 )
 from benchmarks.papers.images import SOURCES, Images, read_images
-from benchmarks.papers.plots import counts
+from benchmarks.papers.plots import heatmaps
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
 from pipelines.bench.tables import section
 from pipelines.console import print_status
@@ -230,6 +230,11 @@ def experts_used(table: Sequence[Sequence[int]]) -> int:
     return sum(load >= MIN_SHARE * sum(loads) for load in loads)
 
 
+def by_class(table: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]:
+    """Return the rows of a table of images by class and expert, with the number of the class as their name."""
+    return {str(row): counts for row, counts in enumerate(table)}
+
+
 def format_tables(results: dict[str, Any]) -> str:
     """Format a table per data set, and one of the experts used."""
     tables = [_table(title, values["methods"]) for title, values in results["data"].items()]
@@ -290,11 +295,11 @@ def plot(results: dict[str, Any]) -> Figure:
     """Plot the images by class and expert, of the first seed (figures 6 and 7)."""
     more_experts = results["data"][MNIST.title]["more_experts"]
     panels = {
-        f"{penalty}, {experts} experts": runs[0]["table"]
+        f"{penalty}, {experts} experts": by_class(runs[0]["table"])
         for experts, penalties in more_experts.items()
         for penalty, runs in penalties.items()
     }
-    return counts(panels, "digit")
+    return heatmaps(panels, "digit", "images", digits=0, columns=2)
 
 
 def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:

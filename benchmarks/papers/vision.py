@@ -38,8 +38,8 @@ TASKS, EXPERTS, SIZE, SHIFT = 2, 8, 36, 8
 SHAPE = Shape(((10, 5), (20, 5)), (50,))
 TOWER = (50, 50, 50, CLASSES)
 ROWS: dict[Split, int] = {"train": 20_000, "validation": 4_000, "test": 20_000}
-QUICK_ROWS: dict[Split, int] = {"train": 64, "validation": 32, "test": 32}
-EFFORT, QUICK = Effort(steps=780, batch=128), Effort(steps=4, batch=16)
+QUICK_ROWS: dict[Split, int] = {"train": 32, "validation": 8, "test": 8}
+EFFORT, QUICK = Effort(steps=780, batch=128), Effort(steps=2, batch=8)
 GRID = Grid(gate_rates=(1e-2,), rates=(1e-3, 3e-3))
 SCHEDULE = ConvergenceConfig(anneal_from=0.2, anneal_until=0.6, hold_alpha_until=0.3)
 DSELECT_K, TOP_K, SHARED = "DSelect-k", "Top-k", "Shared bottom"

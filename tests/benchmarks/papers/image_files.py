@@ -34,6 +34,13 @@ def write_digits(folder: Path, rows: dict[str, int], suffix: str = "") -> None:
         write_idx(folder / f"{prefix}-labels-idx1-ubyte{suffix}", classes)
 
 
+def write_images(folder: Path) -> Path:
+    """Write small data sets mnist and fashion-mnist into a new folder; returns the folder."""
+    for name, suffix in (("mnist", ""), ("fashion-mnist", ".gz")):
+        write_digits(folder / name, {"train": 120, "t10k": 20}, suffix)
+    return folder
+
+
 def write_cifar(folder: Path, rows_per_file: int) -> None:
     """Write a data set in the binary format of CIFAR-10."""
     folder.mkdir(parents=True)

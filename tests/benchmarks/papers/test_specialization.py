@@ -27,4 +27,4 @@ def test_cifar_is_measured_where_its_files_are(tmp_path: Path) -> None:
         assert tuple(values["methods"]) == ROWS
     assert "### CIFAR-10" in format_tables(results)
     assert any(claim.startswith("CIFAR-10") for claim, _ in claims(results))
-    assert len(plot(results).axes) == 8  # Four panels with color bars.
+    assert len(plot(results).axes) == 5  # Four panels and the scale of their colors.
