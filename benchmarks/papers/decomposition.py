@@ -16,7 +16,7 @@ from benchmarks.papers.convolutions import Shape
 from benchmarks.papers.gated_images import Architecture, Effort, ImageMixture, Settings, batches, measure, train
 from benchmarks.papers.images import SOURCES, Images, read_images
 from benchmarks.papers.plots import heatmaps
-from benchmarks.papers.specialization import FASHION, MNIST, by_class
+from benchmarks.papers.specialization import FASHION, MNIST, by_class, highest_count
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
 from pipelines.bench.tables import section
 from pipelines.console import print_status
@@ -203,7 +203,7 @@ def plot(results: dict[str, Any]) -> Figure:
         for title, decompositions in results["problems"].items()
         for name, values in decompositions.items()
     }
-    return heatmaps(panels, "class", "images", digits=0, columns=2)
+    return heatmaps(panels, "class", "images", highest_count(panels), digits=0, columns=2)
 
 
 def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:

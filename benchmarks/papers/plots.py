@@ -65,6 +65,7 @@ def heatmaps(
     panels: Mapping[str, Mapping[str, Sequence[float]]],
     row_label: str = "task",
     value_label: str = "weight of an expert",
+    highest: float = 1.0,
     digits: int = 2,
     columns: int = 1,
 ) -> Figure:
@@ -73,13 +74,13 @@ def heatmaps(
     Args:
         panels: title → name of the row → values [experts].
         row_label: label of the rows.
-        value_label: label of the colors, which end at the highest value of all panels.
+        value_label: label of the colors.
+        highest: value of the darkest color.
         digits: digits after the point; zeros are not written.
         columns: panels beside each other.
     """
     tables = list(panels.values())
     heights = [max(map(len, tables[first : first + columns])) for first in range(0, len(tables), columns)]
-    highest = max(value for table in tables for values in table.values() for value in values)
     size = (6.4 * columns, 0.32 * sum(heights) + 1.0 * len(heights))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(heights), columns, height_ratios=heights, squeeze=False)

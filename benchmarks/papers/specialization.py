@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -235,6 +235,11 @@ def by_class(table: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]:
     return {str(row): counts for row, counts in enumerate(table)}
 
 
+def highest_count(panels: Mapping[str, Mapping[str, Sequence[int]]]) -> int:
+    """Return the highest count of all tables by class and expert."""
+    return max(count for table in panels.values() for counts in table.values() for count in counts)
+
+
 def format_tables(results: dict[str, Any]) -> str:
     """Format a table per data set, and one of the experts used."""
     tables = [_table(title, values["methods"]) for title, values in results["data"].items()]
@@ -299,7 +304,7 @@ def plot(results: dict[str, Any]) -> Figure:
         for experts, penalties in more_experts.items()
         for penalty, runs in penalties.items()
     }
-    return heatmaps(panels, "digit", "images", digits=0, columns=2)
+    return heatmaps(panels, "digit", "images", highest_count(panels), digits=0, columns=2)
 
 
 def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
