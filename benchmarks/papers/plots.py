@@ -76,7 +76,7 @@ def heatmaps(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
         for row, values in enumerate(weights):
             for expert, weight in enumerate(values):
                 if weight > 0:
-                    color = "white" if weight > 0.5 else "black"
+                    color = "white" if weight > 0.6 else "black"
                     axis.text(expert, row, f"{weight:.2f}", ha="center", va="center", fontsize=8, color=color)
         axis.set_yticks(range(len(rows)), list(rows))
         axis.set_xticks(range(len(weights[0])))

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.papers.__main__ import EXPERIMENTS, RESULTS, format_document, main
 from tests.benchmarks.papers.test_movielens import write_raw
 
-PUBLISHED = ("recovery",)
+PUBLISHED = ("recovery", "recommender")
 """Experiments whose full form has been run."""
 
 
