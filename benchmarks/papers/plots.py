@@ -90,7 +90,7 @@ def heatmaps(
         for row, row_values in enumerate(values):
             for expert, value in enumerate(row_values):
                 if value > 0:
-                    color = "white" if value > highest / 2 else "black"
+                    color = "white" if value > 0.6 * highest else "black"
                     text = f"{value:.{digits}f}"
                     axis.text(expert, row, text, ha="center", va="center", fontsize=8, color=color)
         axis.set_yticks(range(len(rows)), list(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -378,10 +379,17 @@ def _claims(name: str, log: dict[str, Any]) -> list[tuple[str, bool]]:
             common == len(runs),
         ),
         (
-            f"{name}: two satisfaction tasks share an expert of DSelect-k (here in {pairs} of {len(runs)} trainings)",
+            f"{name}: two satisfaction tasks share an expert of DSelect-k (here in {pairs} of {len(runs)} trainings, "
+            f"and in {random_sharing(len(satisfied)):.1%} of random choices)",
             pairs == len(runs),
         ),
     ]
+
+
+def random_sharing(tasks: int) -> float:
+    """Return the probability that two of these tasks share an expert if each draws K experts at random."""
+    distinct = (math.comb(max(EXPERTS - K * others, 0), K) / math.comb(EXPERTS, K) for others in range(tasks))
+    return 1 - math.prod(distinct)
 
 
 def _gain(log: dict[str, Any], tasks: Sequence[str]) -> tuple[float, float]:

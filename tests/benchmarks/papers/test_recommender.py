@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ def test_every_method_has_as_many_valid_trials(logs: Path) -> None:
         for trial in GATED_TRIALS:
             config = load_config(logs / "ranker.toml", [*SETTINGS, *settings, *trial])
             assert config.model.experts_budget in (None, EXPERTS)
+
+
+def test_random_sharing_is_the_share_of_all_choices() -> None:
+    choices = list(itertools.combinations(range(EXPERTS), K))
+    triples = list(itertools.product(choices, repeat=3))
+    sharing = [len(set(a) | set(b) | set(c)) < 3 * K for a, b, c in triples]
+    assert recommender.random_sharing(3) == pytest.approx(sum(sharing) / len(triples))
+    assert recommender.random_sharing(1) == 0
+    assert recommender.random_sharing(5) == 1, "five tasks need more experts than there are"
 
 
 def made_up(gains: dict[str, float]) -> dict[str, Any]:
