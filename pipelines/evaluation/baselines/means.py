@@ -7,14 +7,16 @@ import numpy as np
 from ranking.encoding.batch import Float32
 from ranking.metrics import Array, Ids
 
-PRIOR_ROWS = 20.0
-"""Rows with the mean of all rows that count in addition to those of an id, so that rare ids stay near that mean."""
 MIN_BUFFERED_ROWS = 1 << 18
 """Number of rows after which the buffer is merged into the sums, at the earliest."""
 
 
 class MeansById:
-    """Weighted sums of the labels by id; the memory grows with the number of distinct ids, not with the rows.
+    """Smoothed mean of the labels by id; the memory grows with the number of distinct ids, not with the rows.
+
+    The mean of an id is drawn to that of all rows with the weight that minimizes the expected squared error: the
+    variance of the labels of one id, divided by the variance of the true means of the ids (Bühlmann's credibility).
+    Both are estimated by the method of moments, for each task.
 
     Args:
         tasks: number of tasks T.
@@ -22,7 +24,7 @@ class MeansById:
 
     def __init__(self, tasks: int) -> None:
         self._ids: Ids = np.empty(0, np.int64)
-        self._sums: Array = np.empty((0, 2 * tasks))  # weights and weighted labels of each task
+        self._sums: Array = np.empty((0, 4 * tasks))  # rows, weights, weighted labels and squares of each task
         self._buffer: list[tuple[Ids, Array]] = []
         self._buffered = 0
         self._tasks = tasks
@@ -36,8 +38,10 @@ class MeansById:
             weights: sample weights [rows].
         """
         distinct, group = np.unique(ids, return_inverse=True)
-        present = ~np.isnan(labels)
-        columns = np.concatenate([present * weights[:, None], np.where(present, labels, 0) * weights[:, None]], axis=1)
+        present = ~np.isnan(labels) & (weights > 0)[:, None]
+        values = np.where(present, labels, 0).astype(np.float64)
+        weight = present * weights[:, None].astype(np.float64)
+        columns = np.concatenate([present, weight, weight * values, weight * values**2], axis=1)
         sums = np.stack([np.bincount(group, column, len(distinct)) for column in columns.T], axis=1)
         self._buffer.append((distinct[distinct != 0], sums[distinct != 0]))
         self._buffered += len(distinct)
@@ -49,6 +53,27 @@ class MeansById:
         self._merge()
         return len(self._ids)
 
+    def prior(self, task: int) -> float:
+        """Return the weight of the mean of all rows in the mean of an id, in units of sample weights.
+
+        Infinite if the means of the ids do not differ more than by chance, or if no id has two rows.
+
+        Args:
+            task: index of the task.
+        """
+        self._merge()
+        rows, weights, sums, squares = self._of(task)
+        known = rows > 0
+        rows, weights, sums, squares = rows[known], weights[known], sums[known], squares[known]
+        if rows.sum() <= len(rows) or len(rows) < 2:
+            return np.inf
+        means, total = sums / weights, weights.sum()
+        within = max(float((squares - sums * means).sum()), 0.0) / (rows.sum() - len(rows))
+        overall = sums.sum() / total
+        between = float((weights * (means - overall) ** 2).sum()) - (len(rows) - 1) * within
+        between /= total - float((weights**2).sum()) / total
+        return within / between if between > 0 else np.inf
+
     def predict(self, ids: Ids, task: int, overall: float) -> Float32:
         """Return the smoothed mean of each row's id [rows]; an unknown id has the overall mean.
 
@@ -58,11 +83,20 @@ class MeansById:
             overall: mean label of the training rows.
         """
         self._merge()
-        weights, sums = self._sums[:, task], self._sums[:, self._tasks + task]
-        means = np.append((sums + PRIOR_ROWS * overall) / (weights + PRIOR_ROWS), overall)
+        _, weights, sums, _ = self._of(task)
+        prior = self.prior(task)
+        means = np.full(len(self._ids) + 1, overall)
+        if np.isfinite(prior):
+            known = np.flatnonzero(weights > 0)
+            means[known] = (sums[known] + prior * overall) / (weights[known] + prior)
         positions = np.searchsorted(self._ids, ids)
-        known = np.append(self._ids, 0)[positions] == ids
-        return means[np.where(known & (ids != 0), positions, len(self._ids))].astype(np.float32)
+        known_ids = np.append(self._ids, 0)[positions] == ids
+        return means[np.where(known_ids & (ids != 0), positions, len(self._ids))].astype(np.float32)
+
+    def _of(self, task: int) -> tuple[Array, Array, Array, Array]:
+        """Return rows, weights, weighted labels and weighted squares of a task by id."""
+        rows, weights, sums, squares = (self._sums[:, task + i * self._tasks] for i in range(4))
+        return rows, weights, sums, squares
 
     def _merge(self) -> None:
         """Merge the buffer into the sums."""
