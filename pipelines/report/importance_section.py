@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.evaluation.format import describe_intervals
 from pipelines.evaluation.importance.format import entry_name
-from pipelines.evaluation.importance.ranked import Entry, by_all_tasks, by_task, excludes_zero
+from pipelines.evaluation.importance.ranked import Entry, by_all_tasks, by_task, is_above_zero
 from pipelines.report.plots import Axis
 from pipelines.report.quality_section import NOT_EVALUATED
 from pipelines.report.run_data import RunData
@@ -71,7 +71,7 @@ def _bars(entries: Sequence[Entry], task: str) -> list[dict[str, Any]]:
             "left": min(zero, axis(result["importance"])),
             "width": round(abs(axis(result["importance"]) - zero), 1),
             "interval": [axis(end) for end in result["interval"]] if result["interval"] else None,
-            "marked": excludes_zero(result),
+            "marked": is_above_zero(result),
         }
         for entry, result in zip(entries, results, strict=True)
     ]
@@ -80,4 +80,4 @@ def _bars(entries: Sequence[Entry], task: str) -> list[dict[str, Any]]:
 def _cells(entry: Entry, tasks: Sequence[str]) -> list[dict[str, Any]]:
     unknown = {"importance": None, "interval": None}
     results = (entry["tasks"].get(task) or unknown for task in tasks)
-    return [{**result, "marked": excludes_zero(result)} for result in results]
+    return [{**result, "marked": is_above_zero(result)} for result in results]

@@ -43,6 +43,8 @@ class Contributions:
         outputs: output of each row [rows, tasks]: logits (binary) and (transformed) values (regression).
         values: contributions [rows, tasks, features]; ``baseline`` plus the sum over features is ``outputs``.
         gradients: number of gradients that were computed.
+        error: maximum error of the sums before it was divided among the features, relative to the larger of
+            |output − baseline| and ``FLOOR``.
     """
 
     features: list[str]
@@ -51,13 +53,7 @@ class Contributions:
     outputs: Float64
     values: Float64
     gradients: int
-
-    @property
-    def error(self) -> float:
-        """Maximum error of a sum of contributions, relative to the larger of |output − baseline| and ``FLOOR``."""
-        differences = self.outputs - self.baseline
-        errors = np.abs(self.values.sum(2) - differences) / _scales(differences)
-        return float(errors.max(initial=0.0))
+    error: float
 
 
 class ContributionsGraph:
@@ -95,10 +91,14 @@ class ContributionsGraph:
         """
         x, names = self._embed(inputs), list(tasks)
         outputs, baseline = self._graph.outputs(x, names), self._graph.outputs(self._missing, names)[0]
-        limits = SEGMENT_TOLERANCE * _scales(outputs - baseline)
-        gradients, count = self._graph.mean_gradients(self._missing, x, names, limits)
-        values = ((x - self._missing) * gradients) @ self._owners
-        return self._calibrated(Contributions(self.features, names, baseline, outputs, values.swapaxes(0, 1), count))
+        differences = outputs - baseline
+        scales = _scales(differences)
+        gradients, count = self._graph.mean_gradients(self._missing, x, names, SEGMENT_TOLERANCE * scales)
+        values = (((x - self._missing) * gradients) @ self._owners).swapaxes(0, 1)
+        residuals = differences - values.sum(2)
+        error = float((np.abs(residuals) / scales).max(initial=0.0))
+        values = _add_in_proportion(values, residuals)
+        return self._calibrated(Contributions(self.features, names, baseline, outputs, values, count, error))
 
     def _embed(self, inputs: EncodedBatch) -> Float64:
         """Concatenate embeddings, dense values and their encoding in bins [rows, inputs]."""
@@ -119,7 +119,7 @@ class ContributionsGraph:
         slope = (self._calibration(baseline + difference, tasks) - start) / difference
         outputs = self._calibration(result.outputs, tasks).astype(np.float64)
         values = result.values * slope[:, :, None]
-        return Contributions(result.features, tasks, start, outputs, values, result.gradients)
+        return Contributions(result.features, tasks, start, outputs, values, result.gradients, result.error)
 
 
 def _pool(
@@ -130,6 +130,19 @@ def _pool(
     np.add.at(pooled, np.repeat(np.arange(len(lengths)), lengths), table.take(ids))
     divisors: Int64 = feature.divisors(lengths)
     return pooled / divisors[:, None]
+
+
+def _add_in_proportion(values: Float64, residuals: Float64) -> Float64:
+    """Divide the error of each sum among its contributions, in proportion to their sizes.
+
+    Args:
+        values: contributions [rows, tasks, features].
+        residuals: what each sum lacks [rows, tasks].
+    """
+    sizes = np.abs(values)
+    totals = sizes.sum(2, keepdims=True)
+    shares: Float64 = np.divide(sizes, totals, out=np.zeros_like(sizes), where=totals > 0)
+    return values + residuals[:, :, None] * shares
 
 
 def _scales(differences: Float64) -> Float64:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.evaluation.importance.ranked import Entry, by_all_tasks, excludes_zero
+from pipelines.evaluation.importance.ranked import Entry, by_all_tasks, is_above_zero
 from pipelines.evaluation.text_table import TASKS_PER_TABLE, UNDEFINED, align_columns
 
 MAX_FEATURES, MAX_GROUPS = 20, 10
@@ -31,7 +31,7 @@ def describe_importance(importance: Mapping[str, Any]) -> str:
     return (
         f"permutation importance: {' or '.join(parts)} if the values are shuffled, on {importance['rows']:,} rows of "
         f"{units['units']:,} {units['unit']}s, {shuffles} shuffle{'s' if shuffles > 1 else ''}; "
-        "* the 95 % interval excludes 0"
+        "* the 95 % interval lies above 0"
     )
 
 
@@ -56,4 +56,4 @@ def _tables(title: str, entries: Sequence[Entry], limit: int, tasks: Sequence[st
 def _cell(result: Mapping[str, Any] | None) -> str:
     if result is None or result["importance"] is None:
         return f"{UNDEFINED} "
-    return f"{result['importance']:+z.4f}{'*' if excludes_zero(result) else ' '}"
+    return f"{result['importance']:+z.4f}{'*' if is_above_zero(result) else ' '}"

@@ -9,10 +9,10 @@ Entry = Mapping[str, Any]
 """A feature or group with its results: an element of ``entries``."""
 
 
-def excludes_zero(result: Mapping[str, Any]) -> bool:
-    """Return whether the interval of an importance excludes 0."""
+def is_above_zero(result: Mapping[str, Any]) -> bool:
+    """Return whether the interval of an importance lies above 0: without the feature the model is worse."""
     bounds = result["interval"]
-    return bounds is not None and not bounds[0] <= 0 <= bounds[1]
+    return bounds is not None and bounds[0] > 0
 
 
 def by_task(entries: Sequence[Entry], task: str) -> list[Entry]:
@@ -33,7 +33,7 @@ def by_all_tasks(entries: Sequence[Entry]) -> list[Entry]:
 
     def key(entry: Entry) -> tuple[float, float]:
         shares = [
-            (excludes_zero(result), max(result["importance"] or 0.0, 0.0) / (largest[task] or 1.0))
+            (is_above_zero(result), max(result["importance"] or 0.0, 0.0) / (largest[task] or 1.0))
             for task, result in entry["tasks"].items()
         ]
         return -sum(share for clear, share in shares if clear), -sum(share for _, share in shares)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.evaluation.importance.format import MAX_FEATURES, format_importance
-from pipelines.evaluation.importance.ranked import by_all_tasks, by_task, excludes_zero
+from pipelines.evaluation.importance.ranked import by_all_tasks, by_task, is_above_zero
 
 
 def result(importance: float | None, interval: list[float] | None) -> dict[str, Any]:
@@ -36,10 +36,10 @@ def importance(entries: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def test_excludes_zero_needs_an_interval_on_one_side() -> None:
-    assert excludes_zero(CLEAR)
-    assert excludes_zero(result(-0.2, [-0.3, -0.1]))
-    assert not any(map(excludes_zero, (UNCLEAR, result(0.0, [0.0, 0.0]), result(0.1, None))))
+def test_importance_is_marked_if_its_interval_lies_above_zero() -> None:
+    assert is_above_zero(CLEAR)
+    others = (UNCLEAR, result(-0.2, [-0.3, -0.1]), result(0.0, [0.0, 0.0]), result(0.1, None))
+    assert not any(map(is_above_zero, others))
 
 
 def test_by_task_orders_by_value_without_undefined_ones() -> None:
@@ -50,15 +50,15 @@ def test_by_all_tasks_orders_clear_ones_first() -> None:
     assert [e["name"] for e in by_all_tasks(ENTRIES)] == ["user_id", "clear", "unclear", "unused", "unknown"]
 
 
-def test_format_importance_marks_intervals_that_exclude_zero() -> None:
+def test_format_importance_marks_intervals_above_zero() -> None:
     about, features, groups = format_importance(importance(ENTRIES))
     assert about == [
         "permutation importance: drop in AUC or rise in RMSE if the values are shuffled, on 1,234 rows of 321 users, "
-        "5 shuffles; * the 95 % interval excludes 0"
+        "5 shuffles; * the 95 % interval lies above 0"
     ]
     assert [line.split() for line in features] == [
         ["feature", "click", "watch"],
-        ["clear", "+0.1000*", "-0.2000*"],
+        ["clear", "+0.1000*", "-0.2000"],
         ["unclear", "+0.2000", "+0.0000"],
         ["unused", "+0.0000", "+0.0000"],
         ["unknown", "–", "–"],
