@@ -58,7 +58,7 @@ def main() -> None:
     first = predictions[OFF][0]
     draws = UnitDraws(first.units, config.evaluation.bootstrap)
     results = {model: mean([measured(part, draws, config) for part in parts]) for model, parts in predictions.items()}
-    differences = [(OFF, ON), (TREES, ON), (RANKED_TREES, ON)]
+    differences = [(OFF, ON), (TREES, ON), (TREES, OFF), (RANKED_TREES, ON)]
     print(f"{len(first):,} rows of the {arguments.split} split, {seeds} seeds, weight {arguments.weight:g}\n")
     print(table(results, config, len(np.unique(first.units.codes)), differences))
 

@@ -60,7 +60,7 @@ def add_commands(commands: CommandGroup) -> None:
         "--importance",
         action="store_true",
         help="measure how much worse the predictions become when the values of each feature are shuffled; for a run "
-        "without --logs, add the result to its evaluation.json and report",
+        "without --logs, add the result to its evaluation.json and to its report, if it has one",
     )
     evaluate.add_argument("--json", action="store_true", help=JSON)
 
@@ -136,6 +136,7 @@ def _evaluate_command(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation.evaluate import evaluate_all
     from pipelines.evaluation.format import format_evaluation
     from pipelines.evaluation.sources import resolve_scorers
+    from pipelines.report.page import write_report
     from pipelines.runs.run import RunFolder
 
     evaluation = evaluate_all(
@@ -147,7 +148,10 @@ def _evaluate_command(arguments: argparse.Namespace) -> None:
     )
     print(dump_json(evaluation) if arguments.json else format_evaluation(evaluation))
     if arguments.importance and arguments.logs is None:  # the test split of a run
-        RunFolder.open(arguments.source).add_to_evaluation("importance", evaluation["importance"])
+        run = RunFolder.open(arguments.source)
+        run.add_to_evaluation("importance", evaluation["importance"])
+        if run.report.exists():
+            write_report(run.path)
 
 
 def _compare_command(arguments: argparse.Namespace) -> None:

@@ -168,7 +168,10 @@ def test_evaluate_importance_prints_it_and_adds_it_to_the_run(
 ) -> None:
     run = train(shared_shop.config(), tmp_path / "run").path
     before = json.loads((run / "evaluation.json").read_text())
+    assert main(["report", str(run)]) == 0
+    assert "The importance of the features was not measured" in (run / "report.html").read_text()
     assert main(["evaluate", str(run), "--importance"]) == 0
+    assert "The importance of the features was not measured" not in (run / "report.html").read_text()
     assert "permutation importance: drop in AUC or rise in RMSE" in capsys.readouterr().out
     stored = json.loads((run / "evaluation.json").read_text())
     importance = stored.pop("importance")
