@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -124,6 +125,33 @@ def text_times(*, zoned: bool) -> Convert:
             return column.cast(kind)
         except pa.ArrowInvalid:
             return pa.array([parse(text) for text in column.to_pylist()], kind)
+
+    return convert
+
+
+def reordered_times(separator: str, *, day_first: bool) -> Convert:
+    """Return the conversion from text such as ``31.12.2026 10:00`` to timestamps; null for other text.
+
+    Args:
+        separator: what is between day, month and year.
+        day_first: whether the day comes before the month.
+    """
+    numbers = re.escape(separator).join([r"(\d{1,2})", r"(\d{1,2})", r"(\d{4})"])
+    pattern = re.compile(rf"\s*{numbers}(?:\s+(\d{{1,2}}):(\d\d)(?::(\d\d))?)?\s*", re.ASCII)
+
+    def parse(text: str | None) -> datetime | None:
+        match = None if text is None else pattern.fullmatch(text)
+        if match is None:
+            return None
+        first, second, year, hour, minute, seconds = (int(part or 0) for part in match.groups())
+        month, day = (second, first) if day_first else (first, second)
+        try:
+            return datetime(year, month, day, hour, minute, seconds)
+        except ValueError:
+            return None
+
+    def convert(column: pa.Array) -> pa.Array:
+        return pa.array([parse(text) for text in column.to_pylist()], pa.timestamp("us"))
 
     return convert
 

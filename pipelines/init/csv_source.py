@@ -7,9 +7,9 @@ block of the file and fail at a later value.
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,12 +24,19 @@ from ranking.errors import LogError
 UNKNOWN = ("?", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "None", r"\N")
 """Spellings of an unknown value; they become null, as does empty text."""
 DELIMITERS = (",", ";", "\t", "|")
+UNSUPPORTED = "::"
+"""Delimiter of the files of MovieLens 1M."""
 HEADER_BYTES = 1 << 20
 """Maximum length of the first line in bytes."""
 BLOCK_BYTES = 4 << 20
 """Bytes of the file that are parsed at once."""
 CODES = r"^[+-]?(0[0-9]|[0-9]{19,}$)"
 """Pattern of numbers that are codes: leading zeros would be lost, and 64 bits do not hold more than 18 digits."""
+RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
+"""Pattern of the error of pyarrow for a row with too few or too many values: row, columns, values, text.
+
+Pyarrow would also call a function with such a row, but a thread that still holds one can abort the exiting process.
+"""
 TYPES: dict[str, pa.DataType] = {
     "integer": pa.int64(),
     "number": pa.float64(),
@@ -105,12 +112,6 @@ class CsvSource:
 
     def _texts(self) -> Iterator[pa.Table]:
         """Yield the rows of the file as text."""
-        invalid: list[Any] = []
-
-        def remember(row: Any) -> str:
-            invalid.append(row)
-            return "error"
-
         try:
             with (
                 self._filesystem.open_input_stream(self._path) as stream,
@@ -119,24 +120,22 @@ class CsvSource:
                     pa_csv.ReadOptions(
                         block_size=BLOCK_BYTES, column_names=self._names, skip_rows=1, use_threads=False
                     ),
-                    pa_csv.ParseOptions(
-                        delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=remember
-                    ),
+                    pa_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
                     pa_csv.ConvertOptions(column_types=dict.fromkeys(self._names, pa.string())),
                 ) as reader,
             ):
                 for batch in reader:
                     yield pa.Table.from_batches([batch])
         except (OSError, pa.ArrowException) as error:
-            raise self._error(error, invalid) from None
+            raise self._error(error) from None
 
-    def _error(self, error: Exception, invalid: list[Any]) -> LogError:
-        if invalid:
-            row = invalid[0]
-            where = "" if row.number is None else f", row {row.number}"
+    def _error(self, error: Exception) -> LogError:
+        ragged = RAGGED.search(str(error))
+        if ragged:
+            row, columns, values, text = ragged.groups()
             return LogError(
-                f"{self.location}{where}: has {row.actual_columns} values, but there are {row.expected_columns} "
-                f"columns: {row.text!r:.80}; fix the row"
+                f"{self.location}, row {row}: has {values} values, but there are {columns} columns: {text!r:.80}; "
+                "fix the row"
             )
         reason = " ".join(str(error).split())
         if "UTF8" in reason or "UTF-8" in reason:
@@ -164,7 +163,8 @@ class CsvSource:
         try:
             with self._filesystem.open_input_stream(self._path) as stream:
                 head = stream.read(HEADER_BYTES)
-            line = head.split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
+            first, _, rest = head.partition(b"\n")
+            line = first.decode("utf-8-sig").rstrip("\r")
         except UnicodeDecodeError:
             raise LogError(f"{self.location}, line 1: is not UTF-8 text: convert it with iconv -t UTF-8") from None
         except (OSError, pa.ArrowException) as error:
@@ -173,6 +173,11 @@ class CsvSource:
             raise LogError(f"{self.location}: has no column names in its first line; write them there")
         delimiter = max(DELIMITERS, key=line.count)
         names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))]
+        if len(names) == 1 and UNSUPPORTED.encode() in first + rest.partition(b"\n")[0]:
+            raise LogError(
+                f"{self.location}: the delimiter '{UNSUPPORTED}' is not supported: convert MovieLens 1M with "
+                "ranker logs movielens --raw FOLDER --out LOG, and write other files with a comma, semicolon, tab or |"
+            )
         numbers = [name for name in names if _is_number(name)]
         if numbers:
             raise LogError(

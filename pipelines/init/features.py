@@ -12,11 +12,23 @@ import pyarrow as pa
 from pipelines.init.column_profile import ColumnProfile
 from pipelines.init.conversions import Convert, finite_numbers, split_text, without_value
 from pipelines.init.guesses import FeatureGuess, FindOwner, LeftOut, OwnerGuess
-from pipelines.init.names import AMOUNT_WORDS, CATEGORIES, POSITIONS, SEQUENCES, TIME_WORDS, squeezed, words
+from pipelines.init.names import (
+    AMOUNT_WORDS,
+    CALENDAR,
+    CATEGORIES,
+    EXAMPLE_WEIGHTS,
+    POSITIONS,
+    SEQUENCES,
+    TIME_WORDS,
+    squeezed,
+    words,
+)
 from pipelines.init.time_column import read_as_time
 
 MAX_CODES = 30
 """Integers with at most this many distinct values are categories unless their name says otherwise."""
+MANY_ZEROS = 0.5
+"""Integers of which more than this share is 0 are more likely amounts than codes."""
 MIN_ROWS_PER_VALUE = 2.0
 """Text with fewer rows per distinct value is free text."""
 MAX_FREE_TEXT = 0.1
@@ -86,6 +98,8 @@ def _unusable(column: ColumnProfile) -> str | None:
         return "a time: write a number that is known when serving instead, such as an age in days"
     if column.kind in ("text", "integer") and column.unique and (column.kind == "text" or _is_counter(column)):
         return "a different value in every row"
+    if squeezed(column.name) in EXAMPLE_WEIGHTS:
+        return "a sample weight by its name: [columns] weight names one column of the log with numbers ≥ 0"
     if column.kind in ("integer", "number") and len(column.finite) < 2:
         return "NaN or infinite in nearly every row"
     if column.kind in ("integer", "number") and float(np.abs(column.finite).max()) > MAX_NUMBER:
@@ -177,8 +191,14 @@ def _number(column: ColumnProfile, owner: OwnerGuess) -> FeatureGuess:
     notes = []
     if column.kind == "integer" and not column.not_finite and not pa.types.is_decimal(column.values.type):
         few = column.distinct <= MAX_CODES
-        if (few or parts & CATEGORIES) and (not parts & AMOUNT_WORDS or column.distinct <= 2):
-            unsure = "could also be numeric" if not parts & CATEGORIES and column.distinct > 10 else None
+        codes = parts & (CATEGORIES if few else CATEGORIES - CALENDAR)
+        if (few or codes) and (not parts & AMOUNT_WORDS or column.distinct <= 2):
+            zeros = np.mean(numbers == 0)
+            unsure = None
+            if not few and zeros > MANY_ZEROS and "id" not in parts:
+                unsure = f"could also be numeric: {zeros:.0%} are 0"
+            elif not codes and column.distinct > 10:
+                unsure = "could also be numeric"
             reason = f"integers with {column.describe()}"
             return FeatureGuess(column.name, "categorical", owner, reason, _dim(column.distinct), unsure)
     if column.not_finite:
@@ -204,6 +224,8 @@ def _number(column: ColumnProfile, owner: OwnerGuess) -> FeatureGuess:
         notes.append("outliers")
     ids = column.kind == "integer" and MIN_IDS < column.distinct < column.known / MIN_ROWS_PER_ID
     unsure = "could also be ids (categorical)" if ids and not parts & AMOUNT_WORDS else None
+    if squeezed(column.name) == "weight" and not owner.constant:
+        unsure = "could also be the sample weight ([columns] weight)"
     return FeatureGuess(column.name, kind, owner, "; ".join(notes), options, unsure, convert)
 
 

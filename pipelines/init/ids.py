@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection
 import numpy as np
 import pyarrow as pa
 
+from pipelines.data.log_schema import MAX_WEIGHT
 from pipelines.init.column_profile import ColumnProfile
 from pipelines.init.conversions import nulls, row_numbers
 from pipelines.init.guesses import ColumnGuess
-from pipelines.init.names import ITEMS, PLAIN, REQUESTS, USERS, WEIGHTS, entity_rank, squeezed, words
+from pipelines.init.names import EXAMPLE_WEIGHTS, ITEMS, PLAIN, REQUESTS, USERS, entity_rank, squeezed, words
 from ranking.errors import LogError
 
 MIN_ROWS_PER_REQUEST = 1.5
@@ -38,7 +39,8 @@ def guess_user(columns: dict[str, ColumnProfile], taken: Collection[str], overri
     """
     return _guess_by_name(columns, USERS, taken, override, "--user") or ColumnGuess(
         _new_name("user_id", columns),
-        "no column is named like a user id: a column of nulls, added to the copy; every user is anonymous",
+        "a column of nulls, added to the copy",
+        "no column is named like a user id, so every user is anonymous (--user COLUMN names one)",
         make=nulls,
     )
 
@@ -74,7 +76,8 @@ def guess_item(columns: dict[str, ColumnProfile], taken: Collection[str], overri
         )
     return ColumnGuess(
         _new_name("item_id", columns),
-        "no column is named like an item id: the number of the row, added to the copy; every row is an item of its own",
+        "the number of the row, added to the copy",
+        "no column is named like an item id, so every row is an item of its own (--item COLUMN names one)",
         make=row_numbers,
     )
 
@@ -92,14 +95,14 @@ def guess_request(columns: dict[str, ColumnProfile], taken: Collection[str]) -> 
 
 def guess_weight(columns: dict[str, ColumnProfile], is_attribute: Callable[[str], bool]) -> ColumnGuess | None:
     """Return the column of sample weights; None if there is none."""
-    for name, column in columns.items():
-        numeric = column.kind in ("integer", "number") and not column.not_finite and column.distinct > 1
-        if squeezed(name) in WEIGHTS and numeric and np.all(column.finite >= 0) and not is_attribute(name):
-            mean = float(column.finite.mean())
-            if 0.01 <= mean <= 100 and not pa.types.is_decimal(column.values.type):
-                return ColumnGuess(
-                    name, f"by its name; mean {mean:.3g}", "could also be a feature, such as a weight in kg"
-                )
+    weights = {name: column for name, column in columns.items() if _holds_weights(column)}
+    for name, column in weights.items():
+        if squeezed(name) in EXAMPLE_WEIGHTS:
+            return ColumnGuess(name, f"by its name; mean {column.finite.mean():.3g}")
+    for name, column in weights.items():
+        mean = float(column.finite.mean())
+        if squeezed(name) == "weight" and 0.01 <= mean <= 100 and not is_attribute(name):
+            return ColumnGuess(name, f"by its name; mean {mean:.3g}", "could also be a feature, such as a weight in kg")
     return None
 
 
@@ -135,6 +138,13 @@ def _holds_ids(column: ColumnProfile) -> bool:
     if pa.types.is_decimal(column.values.type):
         return False
     return column.kind == "text" or (column.kind == "integer" and bool(np.all(np.abs(column.finite) < LARGEST_ID)))
+
+
+def _holds_weights(column: ColumnProfile) -> bool:
+    if column.kind not in ("integer", "number") or pa.types.is_decimal(column.values.type):
+        return False
+    valid = np.all((column.finite >= 0) & (column.finite <= MAX_WEIGHT))
+    return not column.not_finite and column.distinct > 1 and bool(valid)
 
 
 def _require_ids(column: ColumnProfile, option: str) -> ColumnGuess:

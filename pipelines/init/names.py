@@ -12,13 +12,15 @@ def _listed(text: str) -> list[str]:
 
 
 USERS = _listed(
-    "user member customer visitor account person viewer reader client buyer subscriber guest shopper consumer player "
-    "patient employee household cookie profile"
+    "user usr member customer visitor account person viewer reader client buyer subscriber guest shopper consumer "
+    "player patient employee household cookie profile reviewer rater voter commenter learner student respondent "
+    "borrower investor traveler traveller passenger"
 )
 ITEMS = _listed(
     "item movie film video product article ad advert creative doc document song track book post photo news content "
     "listing hotel restaurant business recipe game app sku asin isbn candidate offer job course show episode anime "
-    "beer page pin tweet question poi venue place property destination url artist album"
+    "beer page pin tweet question poi venue place property destination url artist album wine dish meal joke story clip "
+    "reel podcast lesson lecture coupon vacancy attraction"
 )
 REQUESTS = _listed("request req impression query search slate session srch")
 PLAIN = 1
@@ -32,7 +34,8 @@ OTHER_TIMES = {
     *_listed("published update updated expire expires expiry end start watch play stay dwell duration"),
 }
 POSITIONS = {"position", "pos", "rank", "slot", "displayposition", "displayrank", "itemposition", "listposition"}
-WEIGHTS = {"weight", "sampleweight", "instanceweight", "rowweight", "exampleweight"}
+EXAMPLE_WEIGHTS = {"sampleweight", "instanceweight", "rowweight", "exampleweight"}
+"""Names of sample weights only; ``weight`` alone may also be a feature, such as a weight in kg."""
 
 ACTIONS = set(
     _listed(
@@ -81,10 +84,12 @@ CATEGORIES = set(
     )
 )
 """Words for integers that are codes rather than amounts."""
+CALENDAR = {"weekday", "hour", "month"}
+"""Those of them that have few values; with more, they are part of the name of an amount, such as a wage per hour."""
 AMOUNT_WORDS = set(
     _listed(
         "age price cost count num number total amount duration length size width height days hours score year income "
-        "gain loss distance rate ratio views likes level"
+        "gain loss distance rate ratio views likes level wage salary"
     )
 )
 """Words for integers that are amounts rather than codes."""

@@ -16,7 +16,7 @@ from pipelines.init.parquet_source import ParquetSource
 from pipelines.init.sampling import Sample
 from ranking.errors import LogError
 
-CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".data", ".txt")
+CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".data", ".dat", ".txt")
 """Suffixes of files that are read as CSV; all others are read as Parquet."""
 
 

@@ -18,6 +18,7 @@ from pipelines.init.conversions import (
     Convert,
     day_numbers,
     random_split_times,
+    reordered_times,
     text_times,
     unix_times,
 )
@@ -31,6 +32,12 @@ MAX_NULLS = 0.5
 """A column with a larger share of nulls is not guessed to be the time."""
 TESTED_TEXTS = 1000
 """Number of texts that are parsed to find out whether a column holds times."""
+REORDERED = {
+    "dd.mm.yyyy": reordered_times(".", day_first=True),
+    "dd/mm/yyyy": reordered_times("/", day_first=True),
+    "mm/dd/yyyy": reordered_times("/", day_first=False),
+}
+"""Forms of dates that do not start with the year. A column that two of them fit is not read."""
 ARTIFICIAL = "row_time"
 """Name of the artificial time column of a log without times."""
 
@@ -65,8 +72,8 @@ def guess_time(
         if reading is None:
             sample = next((value for value, _ in columns[override].counts()), None)
             raise LogError(
-                f"--time {override}: holds values such as {sample!r:.40}, which are neither timestamps, Unix times nor "
-                "ISO 8601 text; convert the column, or leave out --time"
+                f"--time {override}: holds values such as {sample!r:.40}, which are neither timestamps, Unix times, "
+                "ISO 8601 text nor dates with a clear order of day and month; convert the column, or leave out --time"
             )
         return ColumnGuess(override, f"--time; {reading[0]}", convert=reading[1])
     candidates: list[tuple[int, str, Reading]] = []
@@ -79,7 +86,7 @@ def guess_time(
             candidates.append((score + (2 if _is_day(column) else 0), name, reading))
     if not candidates:
         few = f"'{rejected[0]}' has too few different times" if rejected else None
-        return artificial_time(few or "no column holds times (--time COLUMN names one)", columns)
+        return artificial_time(few or _unread(columns, taken), columns)
     candidates.sort(key=lambda candidate: candidate[0])
     score, name, (reason, convert) = candidates[0]
     others = ", ".join(f"'{other}'" for _, other, _ in candidates[1:4])
@@ -101,8 +108,8 @@ def artificial_time(why: str, names: Collection[str]) -> ColumnGuess:
         name = f"_{name}"
     return ColumnGuess(
         name,
-        f"{why}: artificial times in the copy divide the rows at random (80 %, 10 %, 10 %)",
-        "rows are divided at random, not by time",
+        "artificial times, added to the copy (80 %, 10 %, 10 %)",
+        f"rows are divided at random, not by time: {why}",
         make=random_split_times,
     )
 
@@ -137,13 +144,30 @@ def _read_text(column: ColumnProfile) -> Reading | None:
     known = column.values.drop_null()
     texts = known.take(pa.array(np.linspace(0, len(known) - 1, min(len(known), TESTED_TEXTS)).astype(int))).to_pylist()
     dated = [text for text in texts if re.match(r"\s*\d{4}-\d{2}-\d{2}", text)]
-    if len(dated) < READABLE * len(texts):
+    if len(dated) >= READABLE * len(texts):
+        for zoned in (False, True):
+            convert = text_times(zoned=zoned)
+            if _reads(convert, texts):
+                return f"ISO 8601 text, converted to timestamps{' in UTC' if zoned else ''}", convert
         return None
-    for zoned in (False, True):
-        convert = text_times(zoned=zoned)
-        if pc.sum(convert(pa.array(texts, pa.string())).is_valid()).as_py() >= READABLE * len(texts):
-            return f"ISO 8601 text, converted to timestamps{' in UTC' if zoned else ''}", convert
-    return None
+    readings = [
+        (f"{form} text, converted to timestamps", convert)
+        for form, convert in REORDERED.items()
+        if _reads(convert, texts)
+    ]
+    return readings[0] if len(readings) == 1 else None
+
+
+def _reads(convert: Convert, texts: Sequence[str]) -> bool:
+    return bool(pc.sum(convert(pa.array(texts, pa.string())).is_valid()).as_py() >= READABLE * len(texts))
+
+
+def _unread(columns: dict[str, ColumnProfile], taken: Collection[str]) -> str:
+    """Return why no column holds times; names a text column that is named like a time."""
+    for name, column in columns.items():
+        if name not in taken and column.kind == "text" and _score(column) < UNNAMED:
+            return f"'{name}' holds text such as {column.counts()[0][0]!r:.20}; write ISO 8601 text"
+    return "no column holds times (--time COLUMN names one)"
 
 
 def _score(column: ColumnProfile) -> int:

@@ -12,6 +12,7 @@ from pipelines.init.conversions import (
     day_numbers,
     finite_numbers,
     random_split_times,
+    reordered_times,
     split_text,
     text_times,
     two_values,
@@ -38,6 +39,16 @@ def test_text_times_that_cannot_be_read_are_null() -> None:
     assert times.to_pylist() == [datetime(2026, 1, 1, 10), None, None]
     zoned = text_times(zoned=True)(pa.array(["2026-01-01T10:00:00+02:00", "2026-01-01T10:00:00"]))
     assert zoned.to_pylist() == [datetime(2026, 1, 1, 8, tzinfo=UTC), None]
+
+
+def test_reordered_times_that_cannot_be_read_are_null() -> None:
+    texts = ["31.12.2026", " 1.2.2026 9:05", "1.2.2026 10:00:07", "31.2.2026", "1.2.26", "1/2/2026", "1.2.2026 x", None]
+    times = [datetime(2026, 12, 31), datetime(2026, 2, 1, 9, 5), datetime(2026, 2, 1, 10, 0, 7)]
+    assert reordered_times(".", day_first=True)(pa.array(texts)).to_pylist() == [*times, *[None] * 5]
+    month_first = reordered_times("/", day_first=False)
+    assert month_first(pa.array(["2/13/2026", "13/2/2026"], pa.large_string())).to_pylist() == [
+        *(datetime(2026, 2, 13), None),
+    ]
 
 
 def test_day_numbers_become_dates() -> None:

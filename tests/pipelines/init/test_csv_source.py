@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pytest
 
 from pipelines.init.source import open_source
@@ -80,6 +84,52 @@ def test_csv_without_rows_is_rejected(tmp_path: Path, content: bytes) -> None:
 def test_csv_in_another_encoding_is_rejected_with_the_line(tmp_path: Path) -> None:
     message = error(tmp_path, "title\nplain\nAmélie\n".encode("latin-1"))
     assert message == "log.csv, line 3: is not UTF-8 text: convert it with iconv -t UTF-8"
+
+
+@pytest.mark.parametrize("row", ["1,2,3,4", "1,2,Amélie"])
+def test_csv_that_cannot_be_read_ends_the_program_with_status_1(tmp_path: Path, row: str) -> None:
+    """Six runs: a callback that threads of pyarrow held aborted up to half of the exiting processes."""
+    (tmp_path / "log.csv").write_bytes(b"user,item,label\n" + 200_000 * b"1,2,3\n" + f"{row}\n".encode("latin-1"))
+    command = [sys.executable, "-m", "pipelines.cli", "init", "log.csv"]
+    for _ in range(6):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith("ranker: log.csv, ")
+
+
+def test_csv_reader_gives_no_callback_to_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The aborts depend on the load of the machine; their cause does not."""
+    handlers = []
+
+    def open_csv(stream: Any, read: Any, parse: pa_csv.ParseOptions, convert: Any) -> pa_csv.CSVStreamingReader:
+        handlers.append(parse.invalid_row_handler)
+        return original(stream, read, parse, convert)
+
+    original = pa_csv.open_csv
+    monkeypatch.setattr(pa_csv, "open_csv", open_csv)
+    table(tmp_path, "a\n1\n")
+    assert handlers
+    assert set(handlers) == {None}
+
+
+def test_csv_row_is_named_with_its_number_in_the_file(tmp_path: Path) -> None:
+    content = b"a,b\n" + b'1,"2\n3"\n' * 500_000 + b'4,"5\n",6\n'
+    expected = r"""log.csv, row 500002: has 3 values, but there are 2 columns: '4,"5\n",6'; fix the row"""
+    assert error(tmp_path, content) == expected
+
+
+@pytest.mark.parametrize("header", ["", "UserID::MovieID::Rating::Timestamp\n", "line\n"])
+def test_csv_with_the_delimiter_of_movielens_names_the_command(tmp_path: Path, header: str) -> None:
+    message = error(tmp_path, f"{header}1::1193::5::978300760\n".encode())
+    assert message.startswith("log.csv: the delimiter '::' is not supported: convert MovieLens 1M with ranker logs mov")
+
+
+def test_csv_with_several_columns_may_contain_two_colons(tmp_path: Path) -> None:
+    assert table(tmp_path, "a::b,c\nd::e,f\n").to_pylist() == [{"a::b": "d::e", "c": "f"}]
+
+
+def test_dat_file_is_read_as_csv(tmp_path: Path) -> None:
+    assert table(tmp_path, "a\n1\n", "log.dat").to_pylist() == [{"a": 1}]
 
 
 def test_csv_folder_is_rejected_with_the_file(tmp_path: Path) -> None:

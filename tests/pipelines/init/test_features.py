@@ -106,6 +106,23 @@ def test_many_repeated_integers_could_be_ids() -> None:
     assert feature("views", [7 * (i % 600) for i in range(6000)]).unsure is None
 
 
+def test_integers_with_many_values_beside_zero_are_numeric_or_uncertain() -> None:
+    values = [0] * 900 + list(range(1, 101))
+    for name in ("wage per hour", "pay per hour"):
+        guess = feature(name, values)
+        assert (guess.kind, guess.options) == ("numeric", {"transform": "log1p"})
+    guess = feature("category_sum", values)
+    assert (guess.kind, guess.unsure) == ("categorical", "could also be numeric: 90% are 0")
+    assert feature("brand_id", values).unsure is None
+    assert feature("hour", [i % 24 for i in range(ROWS)]).unsure is None
+
+
+def test_weight_as_a_feature_is_uncertain() -> None:
+    grams = [70_000.0 + i % 90 for i in range(ROWS)]
+    assert feature("weight", grams).unsure == "could also be the sample weight ([columns] weight)"
+    assert left_out("instance weight", grams).startswith("a sample weight by its name")
+
+
 def test_ids_that_do_not_repeat_are_not_a_feature() -> None:
     assert isinstance(id_feature(profile("user_id", list(range(ROWS))), CONTEXT), LeftOut)
     assert isinstance(id_feature(profile("user_id", [i % 9 for i in range(ROWS)]), CONTEXT), FeatureGuess)

@@ -44,6 +44,18 @@ def test_log_without_ids_gets_row_numbers_and_null_users() -> None:
     assert item.make is not None
 
 
+def test_missing_ids_are_uncertain_guesses() -> None:
+    columns = profiles(age=[1.5] * ROWS)
+    assert "(--user COLUMN names one)" in str(guess_user(columns, (), None).unsure)
+    assert "(--item COLUMN names one)" in str(guess_item(columns, (), None).unsure)
+
+
+def test_reviews_of_amazon_have_users_and_items() -> None:
+    columns = profiles(reviewerID=[f"A{i % 9}" for i in range(ROWS)], asin=[f"B{i}" for i in IDS])
+    assert guess_user(columns, (), None).column == "reviewerID"
+    assert guess_item(columns, {"reviewerID"}, None).column == "asin"
+
+
 def test_numbers_are_not_ids() -> None:
     assert guess_user(profiles(user_id=[0.5 + i for i in range(ROWS)]), (), None).column == "row_user_id"
     with pytest.raises(LogError, match="--user user_id: holds double: ids are integers or text"):
@@ -64,3 +76,16 @@ def test_weight_is_not_constant_per_item() -> None:
     assert weight.column == "weight"
     assert guess_weight(columns, lambda _: True) is None
     assert guess_weight(profiles(weight=[70_000.0 + i for i in range(ROWS)]), lambda _: False) is None
+
+
+@pytest.mark.parametrize("name", ["instance weight", "sample_weight", "exampleWeight"])
+def test_weight_with_a_clear_name_may_have_any_scale(name: str) -> None:
+    columns = profiles(weight=[1.0, 2.0] * (ROWS // 2), **{name: [1_700.0 + i for i in range(ROWS)]})
+    weight = guess_weight(columns, lambda _: True)
+    assert weight is not None
+    assert (weight.column, weight.unsure) == (name, None)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), 1e16])
+def test_weight_that_training_rejects_is_not_guessed(value: float) -> None:
+    assert guess_weight(profiles(sample_weight=[1.0, 2.0, value]), lambda _: False) is None

@@ -30,9 +30,14 @@ def test_words_splits_names_of_every_style(name: str, expected: list[str]) -> No
     assert words(name) == expected
 
 
-@pytest.mark.parametrize("name", ["user_id", "userId", "USERID", "uid", "customer_key", "User ID"])
+@pytest.mark.parametrize("name", ["user_id", "userId", "USERID", "uid", "customer_key", "User ID", "reviewerID"])
 def test_entity_rank_recognizes_user_ids(name: str) -> None:
     assert entity_rank(name, USERS) == 0
+
+
+@pytest.mark.parametrize("name", ["ReviewerName", "reviews", "passenger_count", "user_age"])
+def test_entity_rank_rejects_other_columns_of_users(name: str) -> None:
+    assert entity_rank(name, USERS) is None
 
 
 def test_entity_rank_ranks_plain_entities_below_ids() -> None:

@@ -28,10 +28,14 @@ def guess(columns: dict[str, Any], override: str | None = None, attributes: tupl
         ("event_time", ["2026-01-01T10:00:00"] * 30, "ISO 8601 text"),
         ("day", [20260101 + i for i in range(30)], "numbers such as 20260109"),
         ("date", [date(2026, 1, 1 + i) for i in range(30)], "date32"),
+        ("visited", [f"{1 + i}.1.2026" for i in range(30)], "dd.mm.yyyy text"),
+        ("date", [f"{1 + i:02}.01.2026" for i in range(12)], "dd.mm.yyyy text"),
+        ("date", [f"{1 + i:02}/01/2026 10:00" for i in range(30)], "dd/mm/yyyy text"),
+        ("InvoiceDate", [f"1/{1 + i}/2026 9:05" for i in range(30)], "mm/dd/yyyy text"),
     ],
 )
 def test_guess_time_reads_every_form(name: str, values: list[Any], reason: str) -> None:
-    time = guess({"n": list(range(30)), name: values})
+    time = guess({"n": list(range(len(values))), name: values})
     assert (time.column, time.reason[: len(reason)]) == (name, reason)
 
 
@@ -50,6 +54,15 @@ def test_guess_time_of_numbers_needs_a_name() -> None:
     time = guess({"number": SECONDS})
     assert time.make is not None
     assert time.column == "row_time"
+
+
+@pytest.mark.parametrize("values", [["03/04/2026", "12/11/2026"], ["01 3, 2014", "02 13, 2014"]])
+def test_guess_time_names_the_column_that_it_cannot_read(values: list[str]) -> None:
+    time = guess({"n": [1, 2], "visit_date": values})
+    assert time.make is not None
+    assert time.unsure == (
+        f"rows are divided at random, not by time: 'visit_date' holds text such as '{values[0]}'; write ISO 8601 text"
+    )
 
 
 def test_guess_time_does_not_replace_a_column() -> None:
