@@ -106,11 +106,11 @@ function driftTable(history, models) {
     return new Map([...sums].map(([group, { labels, value }]) => [group, { labels, value: ratio(value, counts.get(group)?.value) }]));
   };
   const now = mean("increase"), always = mean("latest");
-  return table("Mean score by task", [{ label: "task" }, numeric("now"), numeric("expected"), { label: "expected from" }, numeric("difference")],
+  return table("Mean score by task", [{ label: "task" }, ...["now", "expected", "difference"].map(numeric)],
     [...always].map(([group, { labels, value }]) => {
       const evaluated = evaluatedMean(models, labels.model, labels.task), expected = evaluated ?? value, current = now.get(group)?.value;
       const difference = (current - expected) / Math.max(Math.abs(expected), 0.001);
-      return [ofModel(history, labels.task, labels.model), short(current), short(expected), h("span", { class: "soft" }, evaluated === null || evaluated === undefined ? "since start" : "test split"),
+      return [ofModel(history, labels.task, labels.model), short(current), h("div", {}, short(expected), h("div", { class: "interval" }, expected === evaluated ? "test split" : "since start")),
         h("span", { class: Math.abs(difference) > 0.3 ? "warn" : "" }, change(difference))];
     }), "no scores yet");
 }
