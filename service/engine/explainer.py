@@ -32,6 +32,7 @@ class Explainer:
 
     def __init__(self, waiting: Gauge) -> None:
         self._thread = ThreadPoolExecutor(1, "explain")
+        self._turn = asyncio.Lock()
         self._waiting, self._reserved = waiting, 0
 
     @contextmanager
@@ -67,26 +68,26 @@ class Explainer:
         """
         if not len(result.order):
             return result
+        await self._wait_for_turn(deadline)
+        computation = asyncio.get_running_loop().run_in_executor(self._thread, _contributions, graph, model, result)
+        computation.add_done_callback(lambda _: self._turn.release())
+        contributions = await asyncio.shield(computation)  # the thread completes it even if the client disconnects
+        return replace(result, contributions=contributions)
+
+    async def _wait_for_turn(self, deadline: float) -> None:
+        """Wait until the thread is idle, so that it has no queue: requests that give up leave nothing behind."""
         seconds_left = deadline - time.monotonic()
-        if seconds_left < 0:
-            raise _deadline_exceeded()
-        computation = self._thread.submit(_contributions, graph, model, result)
-        reply = asyncio.wrap_future(computation)
         try:
-            await asyncio.wait([reply], timeout=None if math.isinf(seconds_left) else seconds_left)
-            if computation.cancel():  # it is neither in progress nor done
-                raise _deadline_exceeded()
-            return replace(result, contributions=await reply)
-        finally:
-            computation.cancel()  # of a client that has disconnected
+            if seconds_left < 0:
+                raise TimeoutError
+            async with asyncio.timeout(None if math.isinf(seconds_left) else seconds_left):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise DeadlineExceededError("deadline_ms passed before the explanation started") from None
 
     def close(self) -> None:
-        """Compute the explanations in progress, then stop the thread."""
+        """Complete the computation in progress, then stop the thread; ``explain`` fails from now on."""
         self._thread.shutdown()
-
-
-def _deadline_exceeded() -> DeadlineExceededError:
-    return DeadlineExceededError("deadline_ms passed before the explanation started")
 
 
 def _contributions(graph: ContributionsGraph, model: LoadedModel, result: RankResult) -> Contributions:
