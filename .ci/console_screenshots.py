@@ -26,6 +26,7 @@ SHOTS = [
     ("try", 1280, 1560, "light"),
     ("live", 390, 844, "light"),
     ("models", 390, 844, "dark"),
+    ("loop", 1280, 760, "light"),
 ]
 """View, width and height in pixels, and color scheme of each screenshot."""
 TRAFFIC_SECONDS = 30.0
@@ -44,13 +45,16 @@ RANK = """(() => {
 
 
 def send_requests(url: str, stop: threading.Event) -> None:
-    """Send ten rank requests per second, one in nine of them invalid, until the event is set."""
+    """Send ten rank requests per second, one in nine of them invalid, and feedback, until the event is set."""
     number = 0
     while not stop.wait(0.1):
         number += 1
         items = [{"id": f"v{item}"} for item in range(30)]
-        body = {"user": {"id": f"u{number % 50}"}, "context": {"surface": "home", "hour": 9}, "items": items}
+        user, context = {"id": f"u{number % 50}"}, {"surface": "home", "hour": 9}
+        body = {"request_id": f"r-{number}", "user": user, "context": context, "items": items}
         send_request(f"{url}/v1/rank", body if number % 9 else {"items": 1})
+        events = [{"item": "v1", "labels": {"click": 1}}, {"item": "v2", "labels": {"click": 0}}]
+        send_request(f"{url}/v1/feedback", {"request_id": f"r-{number}", "events": events})
 
 
 def save(page: Page, path: Path, width: int, height: int, scheme: str) -> None:
@@ -67,7 +71,9 @@ def main() -> None:
     OUTPUT.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_service(repository, threads=1, served_log=f"{folder}/served") as service,
+        running_service(
+            repository, threads=1, served_log=f"{folder}/served", feedback_dir=f"{folder}/feedback"
+        ) as service,
         open_browser(Path(folder) / "profile") as page,
     ):
         traffic = threading.Thread(target=send_requests, args=(service.url, stop))

@@ -11,11 +11,11 @@ from pipelines.evaluation.baselines.format import (
     describe_omitted,
     paired_baseline_tables,
 )
-from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.evaluation.gates import format_gates
 from pipelines.evaluation.importance.format import format_importance
 from pipelines.evaluation.text_table import TASKS_PER_TABLE, UNDEFINED, align_columns
 from ranking.metrics import FEW_UNITS, MIN_UNITS
+from ranking.metrics.verdict import verdict
 
 DECIMALS = {"calibration": 3}
 """Decimal places by metric; 4 for all others."""

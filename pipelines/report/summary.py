@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.report import formatting
 from pipelines.report.run_data import RunData
+from ranking.metrics.verdict import verdict
 
 MIN_POSITIVES = 60
 """Tasks with fewer positive test rows are listed in a note, because their metrics are unreliable (docs/results.md)."""

@@ -6,7 +6,7 @@ The service validates requests; here only values are rejected that would not rea
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypedDict, TypeVar
@@ -40,9 +40,9 @@ class RankOptions(TypedDict, total=False):
         tasks: Tasks to score; default all.
         objective: Weight by task in the score that sorts the candidates; default: that of the model.
         top_n: Number of items to return; default all.
-        deadline_ms: Milliseconds after its arrival until which the service must start scoring. No attempt starts
-            later than this after the call.
-        explain: Whether to return the experts that ran.
+        deadline_ms: Milliseconds after its arrival until which the service must start scoring, and the computation of
+            contributions. No attempt starts later than this after the call.
+        explain: Whether to return the experts that ran, and the contributions of features to the best items.
         model: Name of the model; default: the default model of the service.
         time: Time of the impressions with a time zone, as of which counters are computed; default: time of arrival.
         request_id: Id of the request, up to 256 characters; default: a random one. Feedback refers to it.
@@ -188,7 +188,7 @@ def _items(items: Items) -> Any:
     """Return columns and rows as they are, and ids as columns, which are cheaper to parse."""
     if isinstance(items, Mapping):
         return items
-    if isinstance(items, str):
+    if isinstance(items, str) or not isinstance(items, Iterable):
         raise InvalidRequestError.of("items", "must be a list of ids or rows, or columns")
     rows = list(items)
     return rows if any(isinstance(row, Mapping) for row in rows) else {"id": rows}

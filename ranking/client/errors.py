@@ -67,7 +67,7 @@ class UnavailableError(RankingError):
 
 
 class DeadlineExceededError(RankingError):
-    """``deadline_ms`` passed before scoring started (504)."""
+    """``deadline_ms`` passed before scoring, or the computation of contributions, started (504)."""
 
 
 class ServiceError(RankingError):

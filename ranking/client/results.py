@@ -28,7 +28,8 @@ class RankedItem:
         score: The objective, by which the items are sorted.
         scores: Score by task.
         missing: Columns that neither the request nor a lookup by id provided.
-        contributions: Contribution of each feature by task; empty without ``explain``.
+        contributions: Contribution of each feature to the logit, by task; empty without ``explain``, and for items that
+            the service does not explain.
     """
 
     id: Id
@@ -40,19 +41,22 @@ class RankedItem:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Experts behind the scores.
+    """Experts behind the scores, and what the contributions of the items refer to.
 
     Attributes:
         experts_run: Numbers of the evaluated experts.
         experts_total: Number of experts of the model.
         tasks: Weight by task and expert.
-        baseline: Score by task that contributions refer to; empty if the service does not compute contributions.
+        baseline: Logit by task (regression: value) of an item without features, to which the contributions are added;
+            empty if no item has contributions.
+        no_contributions: Why no item has contributions: ``no_items`` or ``per_example_gate``; None if items have some.
     """
 
     experts_run: list[int]
     experts_total: int
     tasks: dict[str, dict[str, float]]
     baseline: dict[str, float] = field(default_factory=dict)
+    no_contributions: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,7 @@ class RankSummary:
         version: Version that scored all candidates.
         degraded: Whether features of the shared store, or the released version, were not available.
         counters_as_of: Time of the last impression in the counters, ISO 8601; None if the model has none.
-        explanation: Experts that ran; None without ``explain``.
+        explanation: Experts that ran, and the baseline of the contributions; None without ``explain``.
     """
 
     request_id: str

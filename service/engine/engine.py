@@ -74,7 +74,7 @@ class Engine:
         self._metrics, self._feature_store, self._traced = metrics, feature_store, traced
         score = self._score_batch if batch_tracer is None else partial(self._trace_batch, batch_tracer)
         self._batcher = Batcher(score, max_batch_rows)
-        self._explainer = Explainer()
+        self._explainer = Explainer(metrics.queue_explanations)
         self._max_deadline_ms = math.inf if max_deadline_ms is None else max_deadline_ms
         self._active_requests = 0
 
@@ -104,6 +104,7 @@ class Engine:
             DeadlineExceededError: the deadline passed before scoring, or the explanation, started.
             InvalidRequestError: a field of the request is invalid.
             ScoringError: the backend failed.
+            TooManyExplanationsError: too many requests already wait for contributions.
         """
         self._active_requests += 1
         try:
@@ -111,12 +112,14 @@ class Engine:
             _check_deadline(deadline_ms, timer)
             prepared = await self._prepare(model, request, deadline_ms, timer)
             try:
-                result = await self._score(model, prepared, deadline_ms, timer, counted)
+                graph = model.ranker.contributions_graph if prepared.explain else None
+                if graph is None:
+                    return await self._score(model, prepared, deadline_ms, timer, counted)
+                with self._explainer.reserve():
+                    result = await self._score(model, prepared, deadline_ms, timer, counted)
+                    return await self._explainer.explain(graph, model, result, timer.arrived + deadline_ms / 1000)
             except InvalidInputError as error:
                 raise to_invalid_request(error, model.ranker.schema) from None
-            if not prepared.explain:
-                return result
-            return await self._explainer.explain(model, result, timer.arrived + deadline_ms / 1000)
         finally:
             self._active_requests -= 1
 

@@ -17,11 +17,15 @@ class InvalidRequestError(Exception):
 
 
 class DeadlineExceededError(Exception):
-    """The deadline of a request passed before scoring started."""
+    """The deadline of a request passed before scoring, or the explanation, started."""
 
 
 class QueueFullError(Exception):
     """The queue has no room for the candidates of a request."""
+
+
+class TooManyExplanationsError(Exception):
+    """The maximum number of requests already waits for contributions."""
 
 
 class ScoringError(Exception):

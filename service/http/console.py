@@ -13,11 +13,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
-from ranking.artifacts import repository
+from ranking.artifacts import bundle, repository
 from ranking.artifacts.bounded_calls import BoundedCalls, TooManyCallsError
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.store_address import redact_address
 from ranking.errors import RankerError
+from ranking.metrics.verdict import verdict
 from ranking.schema import Schema
 from service.http.admin import VersionEntry, index_model
 from service.http.index import NAME
@@ -50,18 +51,23 @@ Result = TypeVar("Result")
 
 
 class TaskQuality(BaseModel):
-    """Headline metric of a task on the test split of the run, with its 95 % interval."""
+    """Headline metric of a task on the test split of the run, with its 95 % interval.
+
+    ``mean_score``: mean score of the rows; null for a regression task.
+    """
 
     metric: str
     value: float | None
     interval: list[float] | None
+    mean_score: float | None
 
 
 class Quality(BaseModel):
-    """Headline metrics of a version."""
+    """Headline metrics of a version. ``verdict``: which baselines the model does not beat, or that it beats all."""
 
     rows: int
     tasks: dict[str, TaskQuality]
+    verdict: list[str]
 
 
 class ConsoleVersion(VersionEntry):
@@ -167,7 +173,10 @@ def console_routes(
     @lru_cache(CACHED_VERSIONS)
     def read_quality(model: str, number: int) -> Quality | None:
         evaluation = catalog.read_evaluation(path, model, number)
-        return None if evaluation is None else summarize(evaluation)
+        if evaluation is None:
+            return None
+        with bundle.as_bundle_error(repository.bundle_folder(path, model, number)):
+            return summarize(evaluation)
 
     async def read(operation: Callable[[], Result]) -> Result:
         """Return the result of an operation on the repository; errors become problems without its path."""
@@ -301,14 +310,20 @@ def describe_inputs(schema: Schema) -> list[dict[str, Any]]:
 
 
 def summarize(evaluation: dict[str, Any]) -> Quality:
-    """Return the headline metrics of an evaluation."""
+    """Return the headline metrics of an evaluation, and the verdict on its baselines."""
     tasks = {}
     for name, metrics in evaluation["tasks"].items():
         for metric in HEADLINE_METRICS:
             if metric in metrics:
-                interval = metrics.get(f"{metric}_interval")
-                tasks[name] = TaskQuality(metric=metric, value=metrics[metric], interval=interval)
-    return Quality(rows=evaluation["rows"], tasks=tasks)
+                value, interval = metrics[metric], metrics.get(f"{metric}_interval")
+                tasks[name] = TaskQuality(metric=metric, value=value, interval=interval, mean_score=mean_score(metrics))
+    return Quality(rows=evaluation["rows"], tasks=tasks, verdict=verdict(evaluation.get("baselines")))
+
+
+def mean_score(metrics: dict[str, Any]) -> float | None:
+    """Return the mean score of a binary task; its calibration is the sum of the scores divided by the positives."""
+    calibration = metrics.get("calibration")
+    return None if calibration is None else calibration * metrics["positives"] / metrics["rows"]
 
 
 def name_of(target: Path | KafkaAddress) -> str:

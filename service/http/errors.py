@@ -6,19 +6,32 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from service.engine.errors import DeadlineExceededError, InvalidRequestError, QueueFullError
+from service.engine.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    QueueFullError,
+    TooManyExplanationsError,
+)
 from service.models.registry import ModelNotFoundError, ModelUnavailableError
 from service.protocol.problems import (
     CLIENT_CLOSED,
     RETRY_AFTER,
     Problem,
+    explanations_full,
     internal_error,
     invalid_field,
     queue_full,
     to_response,
 )
 
-SERVING_ERRORS = (InvalidRequestError, ModelNotFoundError, QueueFullError, ModelUnavailableError, DeadlineExceededError)
+SERVING_ERRORS = (
+    InvalidRequestError,
+    ModelNotFoundError,
+    QueueFullError,
+    TooManyExplanationsError,
+    ModelUnavailableError,
+    DeadlineExceededError,
+)
 EXPECTED_ERRORS = (Problem, HTTPException, *SERVING_ERRORS)
 """Errors that ``to_problem`` converts; any other is answered with 500."""
 
@@ -41,6 +54,8 @@ def to_problem(error: Exception) -> Problem:
             return Problem(404, str(error))
         case QueueFullError():
             return queue_full()
+        case TooManyExplanationsError():
+            return explanations_full()
         case ModelUnavailableError():
             return Problem(503, str(error), headers=RETRY_AFTER)
         case DeadlineExceededError():

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from service.engine.admission import Permit
 from service.engine.engine import Engine
+from service.engine.errors import TooManyExplanationsError
 from service.engine.model import LoadedModel
 from service.engine.response import RankResult
 from service.http.decode import decode_request
@@ -22,10 +23,11 @@ from service.logs.served_log import ServedLog
 from service.logs.served_request import ServedRequest
 from service.models.registry import ModelRouting
 from service.models.shadow import ShadowRequest, ShadowScorer
-from service.protocol.messages import RankOptions
+from service.protocol.messages import NoContributions, RankOptions
 from service.server.body_budget import LEASE, BodyLease
 from service.server.parsed_bodies import json_size
 from service.settings import Settings
+from service.telemetry.metrics import EXPLAIN
 from service.telemetry.stage_timer import StageTimer
 
 
@@ -118,8 +120,12 @@ class RankHandler:
         request_info["candidates"], request_info["tasks"] = len(request.ids), options.tasks or "all"
         permit: Permit = http.state.permit
         permit.count(len(request.ids))
-        with cancel_on_disconnect(permit):
-            result = await self._engine.rank(model, request, timer)
+        try:
+            with cancel_on_disconnect(permit):
+                result = await self._engine.rank(model, request, timer)
+        except TooManyExplanationsError:
+            http.state.rejection = EXPLAIN
+            raise
         degraded = result.prepared.degraded or (routing.degraded and model is routing.current)
         summary = rank_summary(result, model, options, http.state.request_id, degraded=degraded)
         response = encode_response(result, summary, accept_format, columns=options.layout == "columns")
@@ -159,7 +165,10 @@ def explanation(result: RankResult, model: LoadedModel) -> dict[str, Any]:
         "tasks": {task: {str(e): w for e, w in weights.items()} for task, weights in result.prepared.experts.items()},
     }
     contributions = result.contributions
-    if contributions is not None:
+    if contributions is None:
+        reason: NoContributions = "per_example_gate" if model.ranker.contributions_graph is None else "no_items"
+        explanation["no_contributions"] = reason
+    else:
         explanation["baseline"] = dict(zip(contributions.tasks, contributions.baseline.tolist(), strict=True))
         explanation["method"] = {
             "name": "integrated_gradients",

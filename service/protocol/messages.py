@@ -45,7 +45,10 @@ OBJECTIVE = (
     "weight of each task in the score that sorts the candidates; default: the model's weights for the requested "
     "tasks, else the first task alone"
 )
-DEADLINE = "milliseconds from arrival; if they pass before scoring starts, the response is 504"
+DEADLINE = (
+    "milliseconds from arrival; if they pass before scoring, or the computation of contributions, starts, "
+    "the response is 504"
+)
 TIME = "time of the impressions, as of which counters are computed (default: time of arrival)"
 EXPLAIN = "report the experts that ran, and the contribution of each feature to the logits of the best items"
 LABELS = "values by label column of the log, such as 1 for a click, or the seconds watched"
@@ -182,12 +185,19 @@ class ExplanationMethod(_Message):
     items: int
 
 
+NoContributions = Literal["no_items", "per_example_gate"]
+NO_CONTRIBUTIONS = (
+    "why no item has contributions: the request has no items, or the gate selects experts for each candidate, so that "
+    "logits jump where the selection changes; absent if items have contributions"
+)
+
+
 class Explanation(_Message):
     """Experts and baseline behind the scores.
 
     ``experts_run``: evaluated experts. ``tasks``: weight by task and expert; for a per-example gate, the mean over the
-    candidates. ``baseline``: logit of each task (regression: value) if every feature is missing. ``baseline`` and
-    ``method`` are absent if there are no contributions: without items, and for a per-example gate.
+    candidates. ``baseline``: logit of each task (regression: value) if every feature is missing. If no item has
+    contributions, ``baseline`` and ``method`` are absent, and ``no_contributions`` is the reason.
     """
 
     experts_run: list[int]
@@ -195,6 +205,7 @@ class Explanation(_Message):
     tasks: dict[str, dict[str, float]]
     baseline: dict[str, float] | None = None
     method: ExplanationMethod | None = None
+    no_contributions: Annotated[NoContributions | None, Field(description=NO_CONTRIBUTIONS)] = None
 
 
 class RankSummary(_Message):

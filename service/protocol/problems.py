@@ -163,6 +163,12 @@ def queue_full() -> Problem:
     return Problem(429, "too many candidates are waiting to be ranked; try again later", headers=RETRY_AFTER)
 
 
+def explanations_full() -> Problem:
+    """Build the 429 problem for a request with contributions while too many others wait for theirs."""
+    detail = "too many requests with 'explain' are waiting for contributions; try again later, or without 'explain'"
+    return Problem(429, detail, headers=RETRY_AFTER)
+
+
 def bodies_full() -> Problem:
     """Build the 429 problem for a body that does not fit beside the bodies that the process holds."""
     return Problem(429, "too many bytes of request bodies are being received; try again later", headers=RETRY_AFTER)

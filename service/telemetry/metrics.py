@@ -39,6 +39,9 @@ REJECTIONS = {
 }
 """Status code → reason label. Only rejections that protect the service count, not invalid requests (400, 404, 422)."""
 
+EXPLAIN = "explain"
+"""Reason label of requests that are rejected with 429 because too many others wait for contributions."""
+
 FEEDBACK_OUTCOMES = {
     202: "accepted",
     400: "invalid",
@@ -111,6 +114,7 @@ class Metrics:
         load_failures: Rejected versions by model.
         repository_read: Unix time at which all releases of the repository were last read.
         queue_rows: Candidates that wait or are being scored.
+        queue_explanations: Requests that wait for contributions, from before they are scored.
         in_flight: Ranking requests in progress.
         scoring_seconds: Seconds that the current batch has been in progress.
         buffered_body_bytes: Bytes of request bodies that are held.
@@ -176,6 +180,7 @@ class Metrics:
         self._stages = histogram("stage_seconds", "Seconds per stage of a ranking request.", STAGE_BUCKETS, ["stage"])
         self._batch_rows = histogram("batch_rows", "Candidates per batch.", BATCH_ROWS_BUCKETS)
         self.queue_rows = total("queue_rows", "Candidates that wait or are being scored.")
+        self.queue_explanations = total("queue_explanations", "Requests that wait for contributions of features.")
         self.in_flight = total("requests_in_flight", "Ranking requests in progress.")
         self.buffered_body_bytes = total("buffered_body_bytes", "Bytes of request bodies that are held.")
         self._models = Gauge(
@@ -274,6 +279,7 @@ class Metrics:
         self._stage = {stage: self._stages.labels(stage) for stage in STAGES}
         self._rejection = {status: self.rejections.labels(reason) for status, reason in REJECTIONS.items()}
         self._rejection_of = cache(self.rejections.labels)
+        self._rejection_of(EXPLAIN)  # 0 is different from unknown
         self._feedback_requests_of = cache(self._feedback_requests.labels)
 
     def record_loaded(self, model: str, version: str, role: str, load_seconds: float, num_experts: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +16,22 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
+from pipelines.config.config import load_config
+from pipelines.jobs.freeze import freeze_run
+from pipelines.jobs.publish import publish
+from pipelines.jobs.release import change_release
+from pipelines.jobs.train import train
 from ranking.frozen.contributions import FLOOR, ContributionsGraph
 from ranking.frozen.ranker import FrozenRanker
+from service.app import create_app
 from service.engine import explainer
+from service.engine.explainer import MAX_WAITING
 from service.http.media_types import ARROW
+from service.settings import Settings
+from tests.conftest import SMALL, Once
+from tests.support.metrics import metrics_of
 from tests.support.rank_request import rank
+from tests.support.waiting import wait_until
 
 ITEMS = [{"id": "v1"}, {"id": "v2", "features": {"price": 3.2}}, {"id": "new"}]
 REQUEST: dict[str, Any] = {
@@ -81,16 +95,49 @@ def test_response_has_no_contributions_by_default(client: TestClient) -> None:
         assert "contributions" not in str(answer)
 
 
-def test_explanation_without_candidates_has_no_contributions(client: TestClient) -> None:
-    explain = rank(client, REQUEST, items=[])["explain"]
-    assert "baseline" not in explain
-    assert "method" not in explain
+def explanations(client: TestClient, **changes: Any) -> list[dict[str, Any]]:
+    """Return the explanation of a request in each format, and check that no item has contributions."""
+    answers = [rank(client, REQUEST, **changes), rank(client, REQUEST, layout="columns", **changes)]
+    stream = client.post("/v1/rank", json=REQUEST | changes, headers={"Accept": ARROW})
+    table = pa.ipc.open_stream(stream.content).read_all()
+    assert "contributions" not in str([answer["items"] for answer in answers]) + str(table.column_names)
+    return [*(answer["explain"] for answer in answers), json.loads(table.schema.metadata[b"response"])["explain"]]
+
+
+def test_explanation_without_candidates_has_a_reason_instead_of_contributions(client: TestClient) -> None:
+    assert "no_contributions" not in rank(client, REQUEST)["explain"]
+    for explain in explanations(client, items=[]):
+        assert explain["no_contributions"] == "no_items"
+        assert not {"baseline", "method"} & explain.keys()
+
+
+def test_explanation_of_a_per_example_gate_has_a_reason_instead_of_contributions(
+    logs: Path, once: Once, tmp_path: Path
+) -> None:
+    config = load_config(logs / "ranker.toml", [*SMALL, "model.gate.per_example=true"])
+    run = once("per example run", lambda folder: train(config, folder))
+    bundle = once("per example", lambda folder: freeze_run(run, folder))
+    publish(bundle, tmp_path)
+    change_release(tmp_path, "feed", {"version": 1})
+    with TestClient(create_app(Settings(repository=tmp_path, threads=1))) as client:
+        for explain in explanations(client):
+            assert explain["no_contributions"] == "per_example_gate"
+            assert explain["experts_run"]
+            assert not {"baseline", "method"} & explain.keys()
 
 
 @pytest.fixture
-def blocked(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+def release() -> threading.Event:
+    """Lets the explanation in progress of ``blocked`` end."""
+    return threading.Event()
+
+
+@pytest.fixture
+def blocked(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, release: threading.Event
+) -> Iterator[list[dict[str, Any]]]:
     """An explanation in progress, which ends with the test; its response is added to the list then."""
-    started, release = threading.Event(), threading.Event()
+    started = threading.Event()
     compute = ContributionsGraph.__call__
 
     def wait(self: ContributionsGraph, *arguments: Any) -> Any:
@@ -114,6 +161,40 @@ def test_explanation_that_starts_after_the_deadline_is_504(client: TestClient, m
     response = client.post("/v1/rank", json=REQUEST | {"deadline_ms": 60_000})
     assert response.status_code == 504
     assert "before the explanation started" in response.json()["detail"]
+
+
+def test_explanation_whose_deadline_passes_while_it_waits_is_504_at_once(
+    client: TestClient, blocked: list[dict[str, Any]]
+) -> None:
+    response = client.post("/v1/rank", json=REQUEST | {"deadline_ms": 300})
+    assert response.status_code == 504
+    assert "before the explanation started" in response.json()["detail"]
+    assert not blocked  # the computation that it waited for is still in progress
+    assert metrics_of(client)["ranker_queue_explanations"] == 1
+
+
+def test_explanations_beyond_the_limit_are_429_and_counted(
+    client: TestClient, blocked: list[dict[str, Any]], release: threading.Event
+) -> None:
+    def count(reason: str) -> float:
+        return metrics_of(client)[f"ranker_rejections_total,reason={reason}"]
+
+    before = count("explain"), count("queue_full")
+    accepted = MAX_WAITING - 1  # the computation in progress has one place
+    with ThreadPoolExecutor(2 * MAX_WAITING) as threads:
+        requests = [threads.submit(client.post, "/v1/rank", json=REQUEST) for _ in range(2 * MAX_WAITING)]
+        wait_until(lambda: sum(request.done() for request in requests) == len(requests) - accepted)
+        assert metrics_of(client)["ranker_queue_explanations"] == MAX_WAITING
+        assert rank(client, REQUEST, explain=False)["items"]
+        release.set()
+    responses = [request.result() for request in requests]
+    rejected = [response for response in responses if response.status_code == 429]
+    assert [response.status_code for response in responses].count(200) == accepted
+    assert len(rejected) == len(requests) - accepted
+    assert {response.headers["retry-after"] for response in rejected} == {"1"}
+    assert {response.headers["content-type"] for response in rejected} == {"application/problem+json"}
+    assert (count("explain"), count("queue_full")) == (before[0] + len(rejected), before[1])
+    wait_until(lambda: metrics_of(client)["ranker_queue_explanations"] == 0)
 
 
 def test_other_requests_are_ranked_during_an_explanation(client: TestClient, blocked: list[dict[str, Any]]) -> None:

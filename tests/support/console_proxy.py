@@ -24,15 +24,16 @@ class ConsoleProxy:
 
     Args:
         service: URL of the service.
+        prefix: Path below which the proxy has the service, such as "/ranker".
 
     Attributes:
         edit: Function that changes a JSON answer of the API: (path below ``API``, answer) to answer.
         ranked: Bodies of the rank requests.
-        url: URL of the proxy.
+        url: URL of the proxy, with the prefix.
     """
 
-    def __init__(self, service: str) -> None:
-        self.service = service
+    def __init__(self, service: str, prefix: str) -> None:
+        self.service, self.prefix = service, prefix
         self.edit: Callable[[str, Any], Any] = lambda _, answer: answer
         self.ranked: list[dict[str, Any]] = []
         self.url = ""
@@ -53,12 +54,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def forward(self, body: bytes | None = None) -> None:
         """Send the request to the service, and its response to the client."""
+        if not self.path.startswith(self.proxy.prefix):
+            self.send_error(404)
+            return
+        path = self.path.removeprefix(self.proxy.prefix)
         if body is not None and self.path.endswith("/rank"):
             self.proxy.ranked.append(json.loads(body))
         connection = http.client.HTTPConnection(urlsplit(self.proxy.service).netloc, timeout=TIMEOUT_SECONDS)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in SINGLE_HOP}
         try:
-            connection.request(self.command, self.path, body, headers)
+            connection.request(self.command, path, body, headers)
             response = connection.getresponse()
             content = response.read()
         except OSError:
@@ -66,8 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         finally:
             connection.close()
-        if self.path.startswith(API) and response.headers.get_content_type() == "application/json":
-            content = json.dumps(self.proxy.edit(self.path.removeprefix(API), json.loads(content))).encode()
+        if path.startswith(API) and response.headers.get_content_type() == "application/json":
+            content = json.dumps(self.proxy.edit(path.removeprefix(API), json.loads(content))).encode()
         self.send_response(response.status)
         for name, value in response.headers.items():
             if name.lower() not in SINGLE_HOP:
@@ -81,13 +86,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def console_proxy(service: str) -> Iterator[ConsoleProxy]:
-    """Run a proxy before a service."""
-    proxy = ConsoleProxy(service)
+def console_proxy(service: str, prefix: str = "") -> Iterator[ConsoleProxy]:
+    """Run a proxy before a service, see ``ConsoleProxy``."""
+    proxy = ConsoleProxy(service, prefix)
     with ThreadingHTTPServer((HOST, 0), partial(_Handler, proxy)) as server:
         server.daemon_threads = True
         Thread(target=server.serve_forever, daemon=True).start()
-        proxy.url = f"http://{HOST}:{server.server_address[1]}"
+        proxy.url = f"http://{HOST}:{server.server_address[1]}{prefix}"
         try:
             yield proxy
         finally:

@@ -50,7 +50,7 @@ function showVitals() {
 
 async function showView(force = false) {
   if (signedOut || !models) return;
-  if (view === "live") showLive(panels.live, history);
+  if (view === "live") showLive(panels.live, history, models);
   else if (view === "loop") showLoop(panels.loop, await getJson("loop"), history);
   else if (force || shown !== `${view} ${JSON.stringify(models)}`) {
     shown = `${view} ${JSON.stringify(models)}`;

@@ -6,7 +6,10 @@ import { clock } from "./format.js";
 /** Seconds of history that charts show. */
 export const CHART_SECONDS = 300;
 
-const WIDTH = 360, HEIGHT = 132, LEFT = 54, RIGHT = 6, TOP = 8, BOTTOM = 18, STYLES = 6;
+/** Number of patterns of dashes. */
+export const DASHES = 4;
+
+const WIDTH = 360, HEIGHT = 132, LEFT = 54, RIGHT = 6, TOP = 8, BOTTOM = 18, COLORS = 6;
 
 /** Values of one chart over time: one line for each name. */
 export class Lines {
@@ -37,15 +40,13 @@ function roundUp(value) {
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999999);
 }
 
-/** Draw a chart; `format` formats values, `unit` is part of the caption. */
-export function chart(title, unit, lines, format) {
-  const names = lines.names;
+/** Draw a chart; `format` formats values, `unit` is part of the caption, `styles` has the classes of each line. */
+export function chart(title, unit, lines, format, names = lines.names, styles = names.map((_, index) => `c${index % COLORS} d${Math.floor(index / COLORS) % DASHES}`)) {
   const drawn = names.map((name) => lines.line(name));
   const top = roundUp(Math.max(0, ...drawn.flat().map(([, value]) => value)) || 1);
   const start = lines.end - CHART_SECONDS * 1000;
   const x = (time) => LEFT + ((WIDTH - LEFT - RIGHT) * (time - start)) / (CHART_SECONDS * 1000);
   const y = (value) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value / top);
-  const style = (index) => `c${index % STYLES} d${Math.floor(index / STYLES) % 2}`;
   const path = (points) => points.map(([time, value], i) => `${i ? "L" : "M"}${x(time).toFixed(1)} ${y(value).toFixed(1)}`).join("");
   const last = names.map((name, index) => `${name} ${drawn[index].length ? format(drawn[index].at(-1)[1]) : "–"}`);
   return h("figure", {},
@@ -57,7 +58,7 @@ export function chart(title, unit, lines, format) {
       ]).flat(),
       svg("text", { x: LEFT, y: HEIGHT - 3 }, clock(start)),
       svg("text", { x: WIDTH - RIGHT, y: HEIGHT - 3, "text-anchor": "end" }, clock(lines.end)),
-      drawn.map((points, index) => points.length > 1 && svg("path", { class: style(index), d: path(points) }))),
+      drawn.map((points, index) => points.length > 1 && svg("path", { class: styles[index], d: path(points) }))),
     h("ul", { class: "legend" }, last.map((text, index) =>
-      h("li", {}, svg("svg", { viewBox: "0 0 16 8", "aria-hidden": "true" }, svg("line", { class: style(index), x1: 0, x2: 16, y1: 4, y2: 4, "stroke-width": 2 })), text))));
+      h("li", {}, svg("svg", { viewBox: "0 0 16 8", "aria-hidden": "true" }, svg("line", { class: styles[index], x1: 0, x2: 16, y1: 4, y2: 4, "stroke-width": 2 })), text))));
 }

@@ -35,6 +35,9 @@ export function seconds(value) {
 export const percent = (value) =>
   value === null || value === undefined || Number.isNaN(value) ? "–" : `${short(value * 100)} %`;
 
+/** Format a relative difference as a percentage with one decimal. */
+export const change = (value) => (Number.isFinite(value) ? `${(value * 100).toFixed(1).replace(/^-0\.0$/, "0.0").replace("-", "−")} %` : "–");
+
 /** Format a number of bytes. */
 export function bytes(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";

@@ -12,7 +12,7 @@ export class History {
   /** Add a scrape: its time in milliseconds and its metrics from `parse`. */
   add(time, metrics) {
     this.#scrapes.push({ time, metrics });
-    while (this.#scrapes.length > 2 && this.#scrapes[1].time <= time - WINDOW_SECONDS * 1000) this.#scrapes.shift();
+    while (this.#scrapes.length > 2 && this.#scrapes[0].time < time - WINDOW_SECONDS * 1000) this.#scrapes.shift();
   }
 
   /** Seconds between the first and the last scrape of the window. */

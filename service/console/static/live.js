@@ -1,11 +1,12 @@
 // View "Live": traffic, latency, queue, missing features and scores, from the metrics of the service.
 
-import { chart, Lines } from "./charts.js";
+import { chart, DASHES, Lines } from "./charts.js";
 import { h, replace, table } from "./dom.js";
-import { number, percent, seconds, short } from "./format.js";
+import { change, number, percent, seconds, short } from "./format.js";
 import { WINDOW_SECONDS } from "./history.js";
 
 const STAGES = ["parse", "store", "queue", "look-up", "forward", "write"];
+const STATUS_COLORS = { 2: "c2", 4: "c1", 5: "c3" };
 const lines = { status: new Lines(), latency: new Lines(), stages: new Lines(), queue: new Lines(), missing: new Lines(), rejections: new Lines() };
 
 const byLabel = (entries, label) => new Map([...entries.values()].map(({ labels, value }) => [labels[label], value]));
@@ -17,7 +18,7 @@ export function vitals(history) {
   const errors = [...history.rate("ranker_requests_total", ["status"]).values()]
     .filter(({ labels }) => labels.status.startsWith("5") && labels.status !== "504").reduce((sum, { value }) => sum + value, 0);
   const rejected = [...history.rate("ranker_rejections_total", ["reason"], {}).values()]
-    .filter(({ labels }) => ["queue_full", "deadline", "body_memory"].includes(labels.reason)).reduce((sum, { value }) => sum + value, 0);
+    .filter(({ labels }) => ["queue_full", "deadline", "body_memory", "explain"].includes(labels.reason)).reduce((sum, { value }) => sum + value, 0);
   const p99 = history.quantile(0.99, "ranker_request_seconds");
   const missing = ratio(history.totalRate("ranker_missing_features_total"), history.totalRate("ranker_rows_scored_total"));
   return [
@@ -41,6 +42,14 @@ export function record(history, time) {
   const missing = byLabel(history.rate("ranker_missing_features_total", ["model"]), "model");
   lines.missing.add(time, new Map([...rows].map(([model, rate]) => [model, ratio(missing.get(model) ?? 0, rate)])));
   lines.rejections.add(time, byLabel(history.rate("ranker_rejections_total", ["reason"]), "reason"));
+}
+
+/** Style of each status: the color of its class, such as 4xx, and dashes that tell the statuses of a class apart. */
+function statusStyles(statuses) {
+  return statuses.map((status) => {
+    const kind = statuses.filter((other) => other[0] === status[0]);
+    return `${STATUS_COLORS[status[0]] ?? "c5"} d${kind.indexOf(status) % DASHES}`;
+  });
 }
 
 function stageNames(history) {
@@ -85,16 +94,24 @@ function unseenTable(history) {
       [ofModel(history, labels.entity, labels.model), percent(ratio(increases.get(group).value, rows.get(labels.model))), number(value)]), "no id was unseen");
 }
 
-function driftTable(history) {
+/** Mean score of a task in the evaluation of the current version; absent without an evaluation and for regressions. */
+function evaluatedMean({ models }, model, task) {
+  const versions = models.find(({ name }) => name === model)?.versions ?? [];
+  return versions.find(({ roles }) => roles.includes("current"))?.evaluation?.tasks[task]?.mean_score;
+}
+
+function driftTable(history, models) {
   const by = ["model", "task"], mean = (part) => {
     const sums = history[part]("ranker_score_sum", by), counts = history[part]("ranker_score_count", by);
     return new Map([...sums].map(([group, { labels, value }]) => [group, { labels, value: ratio(value, counts.get(group)?.value) }]));
   };
   const now = mean("increase"), always = mean("latest");
-  return table("Mean score by task", [{ label: "task" }, ...["now", "since start", "difference"].map(numeric)],
+  return table("Mean score by task", [{ label: "task" }, ...["now", "expected", "difference"].map(numeric)],
     [...always].map(([group, { labels, value }]) => {
-      const current = now.get(group)?.value, difference = (current - value) / Math.max(Math.abs(value), 0.001);
-      return [ofModel(history, labels.task, labels.model), short(current), short(value), h("span", { class: Math.abs(difference) > 0.3 ? "warn" : "" }, percent(Math.round(difference * 1000) / 1000 + 0))];
+      const evaluated = evaluatedMean(models, labels.model, labels.task), expected = evaluated ?? value, current = now.get(group)?.value;
+      const difference = (current - expected) / Math.max(Math.abs(expected), 0.001);
+      return [ofModel(history, labels.task, labels.model), short(current), h("div", {}, short(expected), h("div", { class: "interval" }, expected === evaluated ? "test split" : "since start")),
+        h("span", { class: Math.abs(difference) > 0.3 ? "warn" : "" }, change(difference))];
     }), "no scores yet");
 }
 
@@ -107,17 +124,18 @@ function rejectionTable(history) {
 const numeric = (label) => ({ label, number: true });
 
 /** Show the charts and tables. */
-export function showLive(panel, history) {
+export function showLive(panel, history, models) {
+  const statuses = lines.status.names.sort();
   const window = history.span ? `of the last ${Math.round(history.span)} s` : "after the second reading";
   replace(panel,
     h("h2", {}, "Live"),
     h("p", { class: "soft" }, `From /metrics, read every 2 s. Rates, means and quantiles are those ${window} (at most ${WINDOW_SECONDS} s); charts show the last 5 minutes since this page was opened.`),
     h("div", { class: "charts" },
-      chart("Responses", "per second, by status", lines.status, short),
+      chart("Responses", "per second, by status", lines.status, short, statuses, statusStyles(statuses)),
       chart("Latency", "of requests", lines.latency, seconds),
       chart("Latency by stage", "p99", lines.stages, seconds),
       chart("Queue", "now", lines.queue, short),
       chart("Missing features", "per candidate", lines.missing, short),
       chart("Overload and rejections", "per second", lines.rejections, short)),
-    h("div", { class: "columns" }, statusTable(history), latencyTable(history), missingTable(history), unseenTable(history), driftTable(history), rejectionTable(history)));
+    h("div", { class: "columns" }, statusTable(history), latencyTable(history), missingTable(history), unseenTable(history), driftTable(history, models), rejectionTable(history)));
 }

@@ -21,9 +21,10 @@ function state(version) {
 
 function evaluation(summary) {
   if (!summary) return h("span", { class: "soft" }, "none");
-  return h("div", { class: "quality" }, Object.entries(summary.tasks).map(([task, { metric, value, interval }]) => [
+  return [h("div", { class: "quality" }, Object.entries(summary.tasks).map(([task, { metric, value, interval }]) => [
     h("span", {}, task), h("span", { class: "soft" }, metric), h("span", {}, number(value)),
-    h("span", { class: "interval" }, interval ? `${number(interval[0])}–${number(interval[1])}` : "")]).flat());
+    h("span", { class: "interval" }, interval ? `${number(interval[0])}–${number(interval[1])}` : "")]).flat()),
+  ...summary.verdict.map((line) => h("p", { class: "verdict soft" }, line))];
 }
 
 /** Show the models. */

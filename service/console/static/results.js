@@ -4,6 +4,10 @@ import { h, svg, table } from "./dom.js";
 import { number, short } from "./format.js";
 
 const TOP_FEATURES = 8;
+const NO_CONTRIBUTIONS = {
+  per_example_gate: "No item has contributions: this model selects experts for each candidate, and its logits jump where the selection changes.",
+  no_items: "No item has contributions: the request has no items.",
+};
 
 /** Show the ranked items as a table; `select` is called with the id of the item to explain. */
 export function itemTable(items, tasks, selected, select) {
@@ -36,7 +40,10 @@ function bars(task, contributions, baseline, largest) {
 
 /** Show why an item has its scores: contributions to the logit of each task, the largest first. */
 export function explanation(item, explain, tasks) {
-  if (!item?.contributions) return h("p", { class: "soft" }, "The response has no contributions for this item: the service explains only the best ones.");
+  if (!item?.contributions) {
+    const best = `This item has no contributions: the service explains only the best ${explain?.method?.items}.`;
+    return h("p", { class: "soft" }, NO_CONTRIBUTIONS[explain?.no_contributions] ?? best);
+  }
   const largest = Math.max(...tasks.flatMap((task) => Object.values(item.contributions[task] ?? {}).map(Math.abs)), 0);
   return [h("h3", {}, "Contributions of features to item ", h("span", { class: "mono" }, String(item.id))),
     h("p", { class: "soft" }, "Added to the baseline, the contributions of a task give its logit (of a regression task, its score). Bars of all tasks have the same scale."),

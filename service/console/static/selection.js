@@ -8,26 +8,22 @@ let chosen = null;
 
 function heatmap(name, detail) {
   const { experts_total: total, experts_used: used, tasks } = detail.selection;
-  const experts = [...Array(total).keys()];
-  const unused = experts.filter((expert) => !used.includes(expert));
+  const unused = [...Array(total).keys()].filter((expert) => !used.includes(expert));
   const cell = (task, weights, expert) => {
-    if (!used.includes(expert)) return h("td", { class: "unused", "aria-label": "unused" }, "·");
     const weight = weights[expert];
     if (!weight) return h("td", { class: "soft", "aria-label": "0" }, "–");
     return h("td", { class: "weight", "--w": weight.toFixed(3), title: `${task}, expert ${expert}: ${weight}` }, weight.toFixed(2));
   };
-  const head = experts.map((expert) => used.includes(expert)
-    ? h("th", { scope: "col" }, `expert ${expert}`)
-    : h("th", { scope: "col", class: "unused" }, `expert ${expert}`, h("small", {}, "unused")));
+  const head = used.map((expert) => h("th", { scope: "col" }, `expert ${expert}`));
   const rows = Object.entries(tasks).map(([task, weights]) =>
-    h("tr", {}, h("th", { scope: "row" }, task), experts.map((expert) => cell(task, weights, expert))));
+    h("tr", {}, h("th", { scope: "row" }, task), used.map((expert) => cell(task, weights, expert))));
   return [
     h("p", {}, `The gate (${detail.selection.gate}) uses ${used.length} of ${total} experts. `,
-      unused.length ? `Unused and not part of the served graph: ${unused.join(", ")}. ` : "",
       detail.selection.per_example ? "The gate chooses experts for each candidate: the weights are means over examples." : "Each row adds up to 1."),
     h("div", { class: "scroll heat", tabindex: "0", role: "region", "aria-label": "Weights of the experts by task" },
       h("table", {}, h("caption", {}, `Weights of the experts by task, ${name}`),
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "task"), head)), h("tbody", {}, rows))),
+    unused.length ? h("details", {}, h("summary", {}, unused.length === 1 ? "1 expert is not used" : `${unused.length} experts are not used`), h("p", {}, `They are not part of the served graph: ${unused.join(", ")}.`)) : null,
   ];
 }
 

@@ -9,6 +9,7 @@ import { experts, explanation, itemTable } from "./results.js";
 
 const EMPTY_ITEMS = 3;
 const OPEN_FEATURES = 6;
+const emptyItem = () => ({ id: "", features: {} });
 
 /** The view: one form for the chosen model. The form keeps its values while other views are open. */
 export class TryView {
@@ -38,7 +39,7 @@ export class TryView {
       return;
     }
     const tasks = this.#detail.tasks.map(({ name }) => name);
-    this.#state = { userId: "", user: {}, context: {}, items: Array.from({ length: EMPTY_ITEMS }, () => ({ id: "", features: {} })), tasks };
+    this.#state = { userId: "", user: {}, context: {}, items: Array.from({ length: EMPTY_ITEMS }, emptyItem), tasks };
     this.#response = null;
     this.#resetWeights();
     this.#build(model);
@@ -90,6 +91,7 @@ export class TryView {
 
   #buildItems() {
     const inputs = this.#detail.inputs.filter(({ owner, derived }) => owner === "item" && !derived), { items } = this.#state;
+    if (!items.length) items.push(emptyItem());
     const rows = items.map((item, row) => h("tr", {},
       h("td", {}, h("span", { class: "hidden-text" }, `Item ${row + 1}`), this.#itemId(item, row)),
       inputs.map(({ name, kind }) => h("td", {}, this.#input(`items[${row}].features.${name}`, kind, (event) => { item.features[name] = event.target.value; }, item.features[name] ?? "", `${name} of item ${row + 1}`))),
@@ -97,7 +99,7 @@ export class TryView {
     replace(this.#parts.items, h("legend", {}, "Items"),
       h("p", { class: "soft" }, "Features that are left empty are looked up by id, and counters are computed. Paste several ids, one per line, into an id to add items."),
       h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Items" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "id"), inputs.map(({ name }) => h("th", { scope: "col" }, name)), h("td"))), h("tbody", {}, rows))),
-      h("button", { type: "button", id: "add-item", "data-key": "add-item", onclick: () => { items.push({ id: "", features: {} }); this.#buildItems(); } }, "Add item"));
+      h("button", { type: "button", id: "add-item", "data-key": "add-item", onclick: () => { items.push(emptyItem()); this.#buildItems(); } }, "Add item"));
   }
 
   #itemId(item, row) {
@@ -157,6 +159,13 @@ export class TryView {
     this.#state.items = this.#state.items.filter((item) => item.id.trim() || Object.values(item.features).some((text) => text.trim()));
     this.#buildItems();
     const request = this.#request();
+    if (!request.items.length) {
+      this.#response = null;
+      this.#showResults();
+      this.#parts.error.textContent = "Enter at least one item.";
+      this.#panel.querySelector('[data-field="items[0].id"]').focus();
+      return;
+    }
     try {
       const response = await rank(this.#detail.name, JSON.stringify(request));
       const positions = new Map(request.items.map(({ id }, index) => [String(id), index]));

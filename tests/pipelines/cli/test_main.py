@@ -18,9 +18,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from pipelines.cli.main import SHELLS, main
-from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
+from ranking.metrics.verdict import verdict
 from tests.support.ports import occupied_port
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.report.page import render, write_report
 from pipelines.report.run_data import read_run_data
 from pipelines.runs.run import RunFolder
 from ranking.errors import LogError, OutputError
+from ranking.metrics.verdict import verdict
 from tests.pipelines.report.conftest import write_run
 
 SECTIONS = [

@@ -112,6 +112,8 @@ def test_feedback_request_is_what_was_passed(events: list[dict[str, Any]], model
     ("items", "options", "message"),
     [
         ("v1", {}, "items: must be a list of ids or rows, or columns"),
+        (None, {}, "items: must be a list of ids or rows, or columns"),
+        (7, {}, "items: must be a list of ids or rows, or columns"),
         (["v1"], {"time": datetime(2026, 1, 1)}, "time: must be a time with a time zone"),
         (["v1"], {"request_id": "x" * 257}, "request_id: must be a text of 1 to 256 characters"),
         (["v1"], {"request_id": 7}, "request_id: must be a text of 1 to 256 characters"),

@@ -28,7 +28,17 @@ def test_parse_ranking_reads_contributions_and_ignores_unknown_fields() -> None:
     assert ranking.items[0].contributions == contributions
     assert ranking.explanation is not None
     assert ranking.explanation.baseline == {"click": 0.5}
+    assert ranking.explanation.no_contributions is None
     assert parse_ranking(json.dumps({**SUMMARY, "items": [item]}).encode()).items[0].contributions == {}
+
+
+def test_parse_ranking_without_contributions_keeps_the_reason() -> None:
+    explain = {name: value for name, value in EXPLAIN.items() if name != "baseline"}
+    document = {**SUMMARY, "explain": explain | {"no_contributions": "per_example_gate"}, "items": []}
+    ranking = parse_ranking(json.dumps(document).encode())
+    assert ranking.explanation is not None
+    assert ranking.explanation.baseline == {}
+    assert ranking.explanation.no_contributions == "per_example_gate"
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b'{"items": 1}', b'{"items": [1]}', b'{"models": [{}]}'])

@@ -12,7 +12,7 @@ import pytest
 
 from service.http.auth.keys import create_key
 from tests.support.chromium import Page
-from tests.support.console_proxy import ConsoleProxy
+from tests.support.console_proxy import ConsoleProxy, console_proxy
 from tests.support.http_client import post_json, send_request
 from tests.support.processes import ServiceProcess, running_service
 
@@ -103,6 +103,30 @@ def test_models_view_agrees_with_the_repository_index(
     assert page.errors == []
 
 
+def test_models_view_shows_the_verdict_on_the_baselines(page: Page, console: ConsoleProxy) -> None:
+    def edit(path: str, answer: Any) -> Any:
+        if path == "models":
+            answer["models"][0]["versions"][0]["evaluation"]["verdict"] = ["click: first", "like: second"]
+        return answer
+
+    console.edit = edit
+    open_view(page, console, "models")
+    assert page.run("[...document.querySelectorAll('#models .verdict')].map(line => line.innerText)")[-2:] == [
+        "click: first",
+        "like: second",
+    ]
+
+
+def test_pages_work_below_a_prefix_of_a_proxy(page: Page, service: ServiceProcess) -> None:
+    with console_proxy(service.url, "/ranker") as console:
+        open_view(page, console, "models")
+        assert all(url.startswith((f"{console.url}/", "data:", "about:")) for url in page.requested)
+        open_view(page, console, "try")
+        rank(page, ["v1", "v2", "v3"])
+        page.wait_for(f"{RANKED}.length === 3")
+        assert page.errors == []
+
+
 def test_selection_view_shows_weights_and_unused_experts(
     page: Page, console: ConsoleProxy, service: ServiceProcess
 ) -> None:
@@ -112,11 +136,36 @@ def test_selection_view_shows_weights_and_unused_experts(
     )
     selection = send_request(f"{service.url}/console/api/models/feed/versions/1").json()["selection"]
     for task, *cells in rows:
-        for expert, cell in enumerate(cells):
+        for expert, cell in zip(selection["experts_used"], cells, strict=True):
             weight = selection["tasks"][task].get(str(expert))
-            unused = "·" if expert not in selection["experts_used"] else "–"
-            assert cell == (f"{weight:.2f}" if weight else unused)
+            assert cell == (f"{weight:.2f}" if weight else "–")
     assert len(rows) == len(selection["tasks"])
+
+
+def test_selection_view_on_a_phone_shows_the_used_experts_and_folds_the_others(
+    page: Page, console: ConsoleProxy
+) -> None:
+    def widen(path: str, answer: Any) -> Any:
+        if "/versions/" in path:
+            answer["selection"] |= {
+                "experts_total": 8,
+                "experts_used": [4, 5],
+                "tasks": {"click": {"4": 0.25, "5": 0.75}},
+            }
+        return answer
+
+    console.edit = widen
+    resize(page, 390)
+    open_view(page, console, "selection")
+    heat = "document.querySelector('#selection .heat')"
+    assert page.run(f"{heat}.innerText.trim().split(/\\s*[\\n\\t]+\\s*/).slice(1)") == [
+        *("task", "expert 4", "expert 5"),
+        *("click", "0.25", "0.75"),
+    ]
+    assert page.run(f"{heat}.scrollWidth - {heat}.clientWidth") <= 0
+    details = "document.querySelector('#selection details')"
+    assert page.run(f"[{details}.open, {details}.innerText]") == [False, "6 experts are not used"]
+    assert page.run(f"{details}.open = true, {details}.innerText").endswith("served graph: 0, 1, 2, 3, 6, 7.")
 
 
 def test_live_view_agrees_with_the_metrics(
@@ -145,6 +194,63 @@ def test_live_view_agrees_with_the_metrics(
     assert page.errors == []
 
 
+def test_live_view_keeps_at_most_a_minute(page: Page, console: ConsoleProxy) -> None:
+    open_view(page, console, "models")
+    span = """import('/console/history.js').then(({History}) => {
+      const history = new History();
+      for (let time = 0; time <= 200; time += 1.9) history.add(time * 1000, new Map());
+      return history.span;
+    })"""
+    assert 57 < page.run(span) <= 60
+
+
+def test_statuses_are_sorted_and_their_colors_do_not_depend_on_their_arrival(
+    page: Page, console: ConsoleProxy, service: ServiceProcess, request_body: dict[str, Any]
+) -> None:
+    open_view(page, console, "live")
+    legend = "[...document.querySelector('#live figure .legend').children]"
+    for body in ({"items": 1}, request_body, request_body | {"deadline_ms": 0.001}):
+        send_request(f"{service.url}/v1/rank", body)
+    page.wait_for("document.querySelectorAll('#live figure').length > 0")
+    page.wait_for(f"['200', '422', '504'].every(status => {legend}.some(line => line.innerText.startsWith(status)))")
+    lines = dict(
+        page.run(
+            f"{legend}.map(line => [line.innerText.slice(0, 3), line.querySelector('line').getAttribute('class')])"
+        )
+    )
+    assert list(lines) == sorted(lines)
+    assert (lines["200"][:2], lines["422"][:2], lines["504"][:2]) == ("c2", "c1", "c3")
+    assert len(set(lines.values())) == len(lines)
+
+
+def test_mean_scores_are_compared_with_the_evaluation_and_otherwise_since_the_start(
+    page: Page, console: ConsoleProxy, service: ServiceProcess, request_body: dict[str, Any]
+) -> None:
+    def edit(path: str, answer: Any) -> Any:
+        if path == "models":
+            tasks = answer["models"][0]["versions"][0]["evaluation"]["tasks"]
+            assert tasks["click"]["mean_score"] > 0
+            tasks["click"]["mean_score"], tasks["like"]["mean_score"] = 0.001, None
+        return answer
+
+    console.edit = edit
+    open_view(page, console, "live")
+    page.wait_for("document.querySelectorAll('#live table').length > 0")
+    rows = """Object.fromEntries([...[...document.querySelectorAll('#live table')]
+      .find(table => table.caption.innerText === 'Mean score by task').querySelectorAll('tbody tr')]
+      .map(row => [row.cells[0].innerText, [...row.cells].slice(1).map(cell => cell.innerText)]))"""
+
+    def ranked() -> bool:
+        post_json(f"{service.url}/v1/rank", request_body)
+        return page.run(f"({rows}).click?.[0] > 0") is True
+
+    service.wait_until(ranked)
+    shown = page.run(rows)
+    assert shown["click"][1].split("\n") == ["0.00100", "test split"]
+    assert shown["like"][1].endswith("since start")
+    assert all(re.fullmatch(r"−?\d+\.\d %", row[2]) for row in shown.values())
+
+
 def test_rank_form_agrees_with_the_api_and_weights_sort_without_a_request(
     page: Page, console: ConsoleProxy, service: ServiceProcess
 ) -> None:
@@ -168,6 +274,20 @@ def test_rank_form_agrees_with_the_api_and_weights_sort_without_a_request(
     ]
     assert len(console.ranked) == 1
     assert page.errors == []
+
+
+def test_empty_rank_form_asks_for_an_item_and_sends_nothing(page: Page, console: ConsoleProxy) -> None:
+    open_view(page, console, "try")
+    page.run("document.querySelector('#try-form').requestSubmit()")
+    alert = "document.querySelector('#try-form > [role=alert]').innerText"
+    assert page.wait_for(alert) == "Enter at least one item."
+    assert page.run("document.querySelectorAll('#try-form fieldset tbody tr').length") == 1
+    assert page.run("document.activeElement.dataset.field") == "items[0].id"
+    assert page.run("document.querySelector('#results').innerText") == ""
+    assert console.ranked == []
+    rank(page, ["v1"])
+    page.wait_for(f"{RANKED}.length === 1")
+    assert page.run(alert) == ""
 
 
 def test_curl_command_works(page: Page, console: ConsoleProxy) -> None:
@@ -202,6 +322,22 @@ def test_contributions_are_shown_largest_first(page: Page, console: ConsoleProxy
     assert [name for name, _ in shown[:8]] == [name for name, _ in largest]
     assert [value for _, value in shown[:8]] == pytest.approx([value for _, value in largest], rel=0.01)
     assert shown[8][0] == f"{len(contributions) - 8} others"
+
+
+def test_reason_is_shown_if_no_item_has_contributions(page: Page, console: ConsoleProxy) -> None:
+    def remove(path: str, answer: Any) -> Any:
+        if path.endswith("/rank"):
+            for item in answer["items"]:
+                del item["contributions"]
+            del answer["explain"]["baseline"], answer["explain"]["method"]
+            answer["explain"]["no_contributions"] = "per_example_gate"
+        return answer
+
+    console.edit = remove
+    open_view(page, console, "try")
+    rank(page, ["v1", "v2", "v3"])
+    page.wait_for(f"{RANKED}.length === 3")
+    assert "this model selects experts for each candidate" in page.run("document.querySelector('#results').innerText")
 
 
 def test_hostile_names_of_features_are_text(page: Page, console: ConsoleProxy) -> None:

@@ -65,6 +65,13 @@ def test_models_have_the_release_and_the_headline_metrics_of_each_version(consol
             metrics = evaluation["tasks"][task]
             assert quality["metric"] == ("auc" if "auc" in metrics else "rmse")
             assert quality["value"] == metrics[quality["metric"]]
+            if "auc" in metrics:
+                curve = evaluation["calibration_curves"][task]
+                mean = sum(point["predicted"] * point["rows"] for point in curve) / metrics["rows"]
+                assert quality["mean_score"] == pytest.approx(mean)
+            else:
+                assert quality["mean_score"] is None
+        assert version["evaluation"]["verdict"] == []  # the bundle has no baselines
         assert datetime.fromisoformat(version["published"]) <= datetime.now(UTC)
         assert version["weight"] is None
 
@@ -138,6 +145,25 @@ def test_unreadable_evaluation_is_a_reason_and_hides_no_other_version(
     response = console.get(f"{API}/models/feed/versions/2")
     assert response.status_code == 409
     assert str(repo) not in response.text
+
+
+def test_evaluation_without_headline_metrics_is_a_reason_and_hides_no_other_version(
+    console: TestClient, repo: Path
+) -> None:
+    (repo / "feed" / "2" / bundle.EVALUATION).write_text('{"tasks": {}}')
+    versions = versions_of(console)
+    assert versions["1"]["evaluation"] is not None
+    assert versions["2"]["evaluation"] is None
+    assert "feed/2" in versions["2"]["reason"]
+
+
+def test_models_have_the_verdict_on_their_baselines(console: TestClient, repo: Path) -> None:
+    file = repo / "feed" / "2" / bundle.EVALUATION
+    auc = {"model": 0.7, "baseline": 0.8, "difference": -0.1, "interval": [-0.2, -0.05], "better": "baseline"}
+    baselines = {"tasks": {"click": {"popularity": {"auc": auc}}}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"baselines": baselines}))
+    (line,) = versions_of(console)["2"]["evaluation"]["verdict"]
+    assert line.startswith("click: the model does not beat popularity: AUC 0.7000 against 0.8000")
 
 
 def test_unreadable_manifest_is_409_without_the_path_of_the_repository(console: TestClient, repo: Path) -> None:

@@ -45,6 +45,12 @@ def test_file_names_no_other_host(name: str) -> None:
     assert set(addresses) <= namespaces
 
 
+def test_addresses_of_the_page_are_relative() -> None:
+    addresses = re.findall(r"(?:href|src)=\"([^\"]*)\"", (FOLDER / "index.html").read_text())
+    assert {"app.js", "console.css", "icon.svg"} <= set(addresses)
+    assert [address for address in addresses if address.startswith("/")] == []
+
+
 @pytest.mark.parametrize("path", ["nothing.js", "..%2fconsole_pages.py", "%2e%2e/app.py", "static/index.html", "api"])
 def test_unknown_file_is_404(client: TestClient, path: str) -> None:
     response = client.get(f"/console/{path}")

@@ -11,7 +11,13 @@ from fastapi.testclient import TestClient
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from service.engine.errors import DeadlineExceededError, InvalidRequestError, QueueFullError, ScoringError
+from service.engine.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    QueueFullError,
+    ScoringError,
+    TooManyExplanationsError,
+)
 from service.http.errors import install_error_handlers
 from service.models.registry import LOADING, ModelNotFoundError, ModelUnavailableError
 from service.protocol.problems import Problem
@@ -35,6 +41,12 @@ def client(error: Exception) -> TestClient:
     [
         (ModelNotFoundError("no model 'x' is served"), 404, "no model 'x' is served", {}),
         (QueueFullError(), 429, "too many candidates are waiting to be ranked; try again later", RETRY),
+        (
+            TooManyExplanationsError(),
+            429,
+            "too many requests with 'explain' are waiting for contributions; try again later, or without 'explain'",
+            RETRY,
+        ),
         (ModelUnavailableError(LOADING), 503, "the models are being loaded: try again", RETRY),
         (DeadlineExceededError("deadline_ms = 5 passed"), 504, "deadline_ms = 5 passed", {}),
         (

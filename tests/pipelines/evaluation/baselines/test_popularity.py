@@ -14,12 +14,12 @@ import pytest
 from pipelines.cli.main import main
 from pipelines.evaluation.baselines import fit
 from pipelines.evaluation.baselines.fit import INSTALL_LIGHTGBM, fit_baselines
-from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.evaluation.compare import compare
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.sources import resolve_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.runs.run import RunFolder
+from ranking.metrics.verdict import verdict
 from tests.pipelines.evaluation.baselines.conftest import popularity_log
 
 NAMES = ["constant", "popularity", "user_mean", "linear", "lightgbm"]

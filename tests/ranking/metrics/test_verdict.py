@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.evaluation.baselines.verdict import verdict
+from ranking.metrics.verdict import verdict
 
 
 def result(metric: str, model: float, baseline: float, interval: list[float] | None, better: str | None) -> Any:
