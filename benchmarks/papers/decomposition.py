@@ -21,7 +21,6 @@ from benchmarks.papers.specialization import FASHION, MNIST, by_class, highest_c
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
 from pipelines.bench.tables import section
 from pipelines.console import print_status
-from ranking.errors import LogError
 
 SEEDS, TUNING_SEEDS = 10, 3
 RAW = "a folder with " + "; ".join(f"{name}: {SOURCES[name]}" for name in (MNIST.folder, FASHION.folder))
@@ -72,8 +71,6 @@ def run(seeds: int, *, quick: bool, raw: Path | None) -> dict[str, Any]:
     Raises:
         LogError: a data set is missing or damaged.
     """
-    if raw is None:
-        raise LogError("--raw DIR is missing")
     effort = QUICK if quick else EFFORT
     mnist, fashion = (read_images(raw, data.folder) for data in (MNIST, FASHION))
     data = (mnist, {split: _combine(fashion[split], mnist[split]) for split in mnist})

@@ -44,22 +44,31 @@ class Images(NamedTuple):
         return Images(self.pixels[part], self.classes[part])
 
 
-def read_images(raw: Path, name: str) -> dict[str, Images]:
+def read_images(raw: Path | None, name: str) -> dict[str, Images]:
     """Read a data set; returns its splits train and test.
 
     Args:
-        raw: folder of all data sets.
+        raw: folder of all data sets; None if the user did not name it.
         name: key of ``SOURCES``, the name of its folder.
 
     Raises:
-        LogError: a file is missing or damaged.
+        LogError: the folder was not named, or a file is missing or damaged.
     """
+    if raw is None:
+        raise LogError("--raw DIR is missing")
     folder = raw / name
     if not folder.is_dir():
         raise LogError(f"{folder}: there is no such folder; {SOURCES[name]}")
     if name == "cifar-10-batches-bin":
         return {split: _read_cifar([folder / file for file in files]) for split, files in CIFAR_SPLITS.items()}
     return {split: _read_idx_pair(folder, prefix, SOURCES[name]) for split, prefix in IDX_SPLITS.items()}
+
+
+def with_validation(images: dict[str, Images]) -> dict[str, Images]:
+    """Return the splits train, validation and test: the last training images validate, as many as test."""
+    train, test = images["train"], images["test"]
+    count = len(test.classes)
+    return {"train": train.rows(slice(None, -count)), "validation": train.rows(slice(-count, None)), "test": test}
 
 
 def _read_idx_pair(folder: Path, prefix: str, source: str) -> Images:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -105,7 +106,7 @@ class Fit:
     trajectory: list[tuple[int, list[float]]]
     binary_at: float | None
 
-    @property
+    @cached_property
     @torch.no_grad()
     def weights(self) -> Tensor:
         """Weights of a static gate [tasks, experts]."""

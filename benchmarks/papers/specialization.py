@@ -22,12 +22,11 @@ from benchmarks.papers.gated_images import (
     measure,
     train,
 )
-from benchmarks.papers.images import SOURCES, Images, read_images
+from benchmarks.papers.images import SOURCES, Images, read_images, with_validation
 from benchmarks.papers.plots import heatmaps
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
 from pipelines.bench.tables import section
 from pipelines.console import print_status
-from ranking.errors import LogError
 
 SEEDS = 5
 RAW = "a folder with " + "; ".join(f"{name}: {source}" for name, source in SOURCES.items())
@@ -146,20 +145,12 @@ def run(seeds: int, *, quick: bool, raw: Path | None) -> dict[str, Any]:
     Raises:
         LogError: a data set is missing or damaged.
     """
-    if raw is None:
-        raise LogError("--raw DIR is missing")
     effort = QUICK if quick else EFFORT
-    chosen = [MNIST, FASHION, *([CIFAR] if (raw / CIFAR.folder).is_dir() else [])]
+    chosen = [MNIST, FASHION, *([CIFAR] if raw and (raw / CIFAR.folder).is_dir() else [])]
     read = [read_images(raw, data.folder) for data in chosen]  # All are checked before the first is used.
     results: dict[str, Any] = {"effort": vars(effort), "data": {}}
     for data, images in zip(chosen, read, strict=True):
-        validation = len(images["test"].classes)
-        splits = {
-            "train": images["train"].rows(slice(None, -validation)),
-            "validation": images["train"].rows(slice(-validation, None)),
-            "test": images["test"],
-        }
-        results["data"][data.title] = _run_data_set(data, splits, seeds, effort, quick)
+        results["data"][data.title] = _run_data_set(data, with_validation(images), seeds, effort, quick)
     return results
 
 

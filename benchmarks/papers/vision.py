@@ -15,13 +15,12 @@ from torch.nn import functional as F
 from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers import plots as figures
 from benchmarks.papers.convolutions import ConvolutionalExperts, Dense, Shape
-from benchmarks.papers.images import CLASSES, SOURCES, Images, read_images
+from benchmarks.papers.images import CLASSES, SOURCES, Images, read_images, with_validation
 from benchmarks.papers.mixtures import Effort, Fit, Method, Problems, Split, evaluate, train
 from benchmarks.papers.tuning import FRESH_SEED, Grid, tune
 from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
-from ranking.errors import LogError
 from ranking.gates.config import (
     DSelectKConfig,
     GumbelSoftmaxConfig,
@@ -149,19 +148,12 @@ def run(seeds: int, *, quick: bool, raw: Path | None) -> dict[str, Any]:
     Raises:
         LogError: a data set is missing or damaged.
     """
-    if raw is None:
-        raise LogError("--raw DIR is missing")
     effort, rows, grid = (QUICK, QUICK_ROWS, GRID.smallest()) if quick else (EFFORT, ROWS, GRID)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     read = [read_images(raw, folder) for folder in DATA.values()]  # Both are checked before the first is used.
     results: dict[str, Any] = {"effort": vars(effort), "device": device, "data": {}}
     for title, images in zip(DATA, read, strict=True):
-        validation = len(images["test"].classes)
-        sources = {
-            "train": images["train"].rows(slice(None, -validation)),
-            "validation": images["train"].rows(slice(-validation, None)),
-            "test": images["test"],
-        }
+        sources = with_validation(images)
         data: dict[Split, tuple[Tensor, Tensor]] = {}
         for seed, (split, count) in enumerate(rows.items()):
             pixels, classes = overlay(sources[split], count, seed)
@@ -179,14 +171,13 @@ def _measure(
     device = data["train"][0].device
     experts = 1 if method.name == SHARED else EXPERTS
 
-    def make(seed: range) -> Problems:
+    def make(seed: range) -> Vision:
         return Vision(seed, data, experts).to(device)
 
     tuned, trials = tune(method, grid, make, 1, effort)
     runs = []
     for seed in range(FRESH_SEED, FRESH_SEED + seeds):
-        problems = Vision(range(seed, seed + 1), data, experts)
-        problems.to(device)
+        problems = make(range(seed, seed + 1))
         fit = train(problems, tuned, effort, seed)
         runs.append(
             {

@@ -28,6 +28,7 @@ class MeansById:
         self._buffer: list[tuple[Ids, Array]] = []
         self._buffered = 0
         self._tasks = tasks
+        self._priors: dict[int, float] = {}  # by task, of the merged sums
 
     def add(self, ids: Ids, labels: Float32, weights: Float32) -> None:
         """Add rows.
@@ -62,6 +63,12 @@ class MeansById:
             task: index of the task.
         """
         self._merge()
+        if task not in self._priors:
+            self._priors[task] = self._estimate_prior(task)
+        return self._priors[task]
+
+    def _estimate_prior(self, task: int) -> float:
+        """Estimate the prior of a task from the merged sums."""
         rows, weights, sums, squares = self._of(task)
         known = rows > 0
         rows, weights, sums, squares = rows[known], weights[known], sums[known], squares[known]
@@ -106,4 +113,4 @@ class MeansById:
         self._ids, group = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
         values = np.concatenate([sums for _, sums in parts])
         self._sums = np.stack([np.bincount(group, column, len(self._ids)) for column in values.T], axis=1)
-        self._buffer, self._buffered = [], 0
+        self._buffer, self._buffered, self._priors = [], 0, {}

@@ -98,3 +98,11 @@ def test_means_of_tasks_are_separate() -> None:
     assert len(table) == 2
     assert table.predict(np.array([5, 6]), 0, 0.5).tolist() == [1, 0]
     assert table.predict(np.array([5, 6]), 1, 7.0).tolist() == [10, 4]
+
+
+def test_prior_follows_rows_that_are_added_later() -> None:
+    ids, labels, weights = np.array([1, 1, 2, 2, 3, 3]), np.array([0.0, 1.0, 2.0, 3.0, 9.0, 8.0]), np.ones(6)
+    table = filled(ids[:4], labels[:4], weights[:4])
+    before = table.prior(0)
+    table.add(ids[4:], labels[4:, None].astype(np.float32), weights[4:].astype(np.float32))
+    assert table.prior(0) == filled(ids, labels, weights).prior(0) != before
