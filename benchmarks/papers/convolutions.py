@@ -67,10 +67,30 @@ class ConvolutionalExperts(nn.Module):
             chosen: networks to evaluate, in the order of the result; default: all.
         """
         part = slice(None) if chosen is None else list(chosen)
+        convolved = self.convolved_on_gpu(images, part) if images.is_cuda else self.convolved_on_cpu(images, part)
+        return torch.relu(self.dense(convolved, part))
+
+    def convolved_on_cpu(self, images: Tensor, part: slice | list[int]) -> Tensor:
+        """Return the outputs of the convolutions [networks, images, width]; see ``_convolve``."""
         x = images.permute(1, 2, 3, 0).contiguous().unsqueeze(0)  # [networks or 1, channels, height, width, images]
         for filters, biases in zip(self.filters, self.filter_biases, strict=True):
             x = torch.relu(_MaxPool.apply(_convolve(x, filters[part], self.shape.padded)) + biases[part])
-        return torch.relu(self.dense(x.flatten(1, 3).mT, part))
+        return x.flatten(1, 3).mT
+
+    def convolved_on_gpu(self, images: Tensor, part: slice | list[int]) -> Tensor:
+        """Return the outputs of the convolutions [networks, images, width], by ``conv2d`` with a group per network."""
+        x = images
+        for layer, (filters, biases) in enumerate(zip(self.filters, self.filter_biases, strict=True)):
+            networks, kernel = len(biases[part]), filters.shape[-1]
+            x = F.conv2d(
+                x,
+                filters[part].flatten(0, 1),
+                biases[part].flatten(),
+                padding=kernel // 2 if self.shape.padded else 0,
+                groups=networks if layer else 1,
+            )
+            x = F.max_pool2d(torch.relu(x), 2)
+        return x.unflatten(1, (networks, -1)).flatten(2).transpose(0, 1)
 
 
 def _convolve(x: Tensor, filters: Tensor, padded: bool) -> Tensor:

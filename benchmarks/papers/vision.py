@@ -29,16 +29,16 @@ from ranking.gates.config import (
     TopKConfig,
 )
 
-SEEDS = 3
+SEEDS = 2
 DATA = {"Multi-MNIST": "mnist", "Multi-Fashion": "fashion-mnist"}
 RAW = "a folder with " + "; ".join(f"{name}: {SOURCES[name]}" for name in DATA.values())
 TASKS, EXPERTS, SIZE, SHIFT = 2, 8, 36, 8
 """Images of 28 × 28 are placed at the top left and the bottom right of 36 × 36, 8 pixels apart."""
 SHAPE = Shape(((10, 5), (20, 5)), (50,))
 TOWER = (50, 50, 50, CLASSES)
-ROWS: dict[Split, int] = {"train": 20_000, "validation": 4_000, "test": 20_000}
+ROWS: dict[Split, int] = {"train": 100_000, "validation": 20_000, "test": 20_000}
 QUICK_ROWS: dict[Split, int] = {"train": 32, "validation": 8, "test": 8}
-EFFORT, QUICK = Effort(steps=780, batch=128), Effort(steps=2, batch=8)
+EFFORT, QUICK = Effort(steps=1_950, batch=256), Effort(steps=2, batch=8)
 GRID = Grid(gate_rates=(1e-2,), rates=(1e-3, 3e-3))
 SCHEDULE = ConvergenceConfig(anneal_from=0.2, anneal_until=0.6, hold_alpha_until=0.3)
 DSELECT_K, TOP_K, SHARED = "DSelect-k", "Top-k", "Shared bottom"
@@ -151,7 +151,11 @@ def run(seeds: int, *, quick: bool, raw: Path | None) -> dict[str, Any]:
     effort, rows, grid = (QUICK, QUICK_ROWS, GRID.smallest()) if quick else (EFFORT, ROWS, GRID)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     read = [read_images(raw, folder) for folder in DATA.values()]  # Both are checked before the first is used.
-    results: dict[str, Any] = {"effort": vars(effort), "device": device, "data": {}}
+    results: dict[str, Any] = {
+        "effort": vars(effort),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "data": {},
+    }
     for title, images in zip(DATA, read, strict=True):
         sources = with_validation(images)
         data: dict[Split, tuple[Tensor, Tensor]] = {}
