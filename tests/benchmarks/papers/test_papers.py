@@ -11,7 +11,7 @@ from benchmarks.papers.__main__ import EXPERIMENTS, RESULTS, format_document, ma
 from tests.benchmarks.papers.image_files import write_images
 from tests.benchmarks.papers.test_movielens import write_raw
 
-PUBLISHED = ("recovery", "synthetic", "recommender", "vision")
+PUBLISHED = ("recovery", "synthetic", "recommender", "vision", "decomposition", "specialization")
 """Experiments whose full form has been run."""
 
 RAW = {"movielens": write_raw} | dict.fromkeys(("vision", "decomposition", "specialization"), write_images)
