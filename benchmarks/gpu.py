@@ -28,7 +28,15 @@ from torch import Tensor
 from benchmarks.serving.interleave import interleave, ratios
 from pipelines.bench.tables import section, spread
 from ranking.encoding.bins import Bins
-from service.backends.torch_modules import Buffers, CudaGraphRunner, Embedding, FusedMoE, Layer, bucket_size
+from service.backends.torch_modules import (
+    Buffers,
+    CudaGraphRunner,
+    Embedding,
+    FusedMoE,
+    Layer,
+    SelectedSum,
+    bucket_size,
+)
 
 CATEGORICAL, NUMERIC, CATEGORIES, DIM = 15, 10, 100_000, 16
 """Categorical and numeric features of each feature group, values per categorical feature, and embedding width."""
@@ -160,8 +168,8 @@ class Forward:
             for tables in named
         ]
         shared, items = (Embedding(group, tables).to(device) for group, tables in zip(groups, named, strict=True))
-        selected = [dict.fromkeys(experts, 1 / len(experts)) for experts in SELECTED_EXPERTS]
-        body = FusedMoE(weights.experts, weights.towers, selected, range(WIDTH), range(WIDTH, 2 * WIDTH)).to(device)
+        reading = SelectedSum([dict.fromkeys(experts, 1 / len(experts)) for experts in SELECTED_EXPERTS])
+        body = FusedMoE(weights.experts, weights.towers, reading, range(WIDTH), range(WIDTH, 2 * WIDTH)).to(device)
         self._buffers = Buffers(draw_request(bucket_size(candidates)).tensors(), device)
         on_device: Any = Request.of(self._buffers.on_device)
 

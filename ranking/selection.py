@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
+
+Reading = Literal["sum", "scaled", "side_by_side"]
+"""What a task's tower reads of its experts: their weighted sum, their sum weighted by unit, or all of their outputs."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,14 @@ class Selection:
         tasks: weights {expert: weight} of each task, ≥ 0 with sum 1 (Gumbel-softmax: at most 1).
         per_example: whether the gate selects per example. The weights are then means over examples, and every expert
             may be needed, including one whose mean weight is 0.
+        reading: what a task's tower reads of its experts; ``sum`` if the gate selects per example.
     """
 
     num_experts: int
     k: int
     tasks: dict[str, dict[int, float]]
     per_example: bool = False
+    reading: Reading = "sum"
 
     def experts_for(self, tasks: Iterable[str]) -> list[int]:
         """Return the experts that at least one of these tasks selected, ascending."""
@@ -40,6 +45,7 @@ class Selection:
             "num_experts": self.num_experts,
             "k": self.k,
             "per_example": self.per_example,
+            "reading": self.reading,
             "tasks": {task: {str(e): w for e, w in weights.items()} for task, weights in self.tasks.items()},
             "experts_used": self.experts_used,
         }
@@ -48,7 +54,10 @@ class Selection:
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Create a selection from the result of ``to_json``."""
         tasks = {task: {int(e): float(w) for e, w in weights.items()} for task, weights in data["tasks"].items()}
-        return cls(data["num_experts"], data["k"], tasks, data.get("per_example", False))
+        reading = data.get("reading", "sum")  # Runs and bundles of earlier versions have no other one.
+        if reading not in get_args(Reading):
+            raise ValueError(f"reading '{reading}' is unknown: update dselect-ranker")
+        return cls(data["num_experts"], data["k"], tasks, data.get("per_example", False), reading)
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,13 @@ class Shape:
         inputs: width of the experts' input.
         expert_layers: widths of an expert's layers.
         tower_layers: widths of a tower's hidden layers, before its single output.
+        reading: what a tower reads of its experts. If it reads them side by side, mixing includes its first layer.
     """
 
     inputs: int
     expert_layers: Sequence[int]
     tower_layers: Sequence[int]
+    reading: Reading = "sum"
 
     @property
     def expert(self) -> int:
@@ -72,12 +83,14 @@ class Shape:
 
     @property
     def tower(self) -> int:
-        """FLOPs of one tower for one row."""
-        return _dense_flops([self.expert_layers[-1], *self.tower_layers, 1])
+        """FLOPs of one tower for one row, behind what mixing computes."""
+        first = [] if self.reading == "side_by_side" else [self.expert_layers[-1]]
+        return _dense_flops([*first, *self.tower_layers, 1])
 
     def mixing(self, experts: int) -> int:
-        """Return the FLOPs of one task's weighted sum of this many expert outputs."""
-        return 2 * experts * self.expert_layers[-1]
+        """Return the FLOPs with which one task reads this many expert outputs."""
+        units = self.tower_layers[0] if self.reading == "side_by_side" else 1
+        return 2 * experts * self.expert_layers[-1] * units
 
 
 def _dense_flops(widths: Sequence[int]) -> int:

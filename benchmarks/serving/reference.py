@@ -55,7 +55,7 @@ def write_reference(folder: Path, items: int, users: int, seed: int = 0) -> Froz
     tables = {owner: FeatureTable(pa.table(values), f"{owner}_id") for owner, values in columns.items()}
     encoder = reference_encoder(schema, sizes)
     model = reference_model(encoder)
-    costs = flops(model.gate.selection(schema.task_names), model.shape)
+    costs = flops(model.selection(schema.task_names), model.shape)
     ranker = freeze(model, encoder, tables, {"task_0": 1.0}, {"flops": costs})
     context = _random_columns(schema, "context", GOLDEN_ROWS, random)
     ids = {f"{owner}_id": random.integers(rows, size=GOLDEN_ROWS) for owner, rows in sizes.items()}

@@ -272,7 +272,7 @@ def measure_selection(
     """
     gate = model.gate
     if not gate.per_example:
-        return gate.selection(schema.task_names), None
+        return model.selection(schema.task_names), None
     statistics = GateStatistics(schema.tasks, gate.num_experts)
     for labeled_batch in batches:
         batch = DeviceBatch.from_labeled(labeled_batch)

@@ -12,6 +12,12 @@ UNFINISHED = (
     "There is no selection.json because training has not finished. Finish it with 'ranker train … --resume', then "
     "create the report again."
 )
+READINGS = {
+    "sum": "",
+    "scaled": " A tower reads the sum of its experts, in which each unit has a learned factor.",
+    "side_by_side": " A tower reads the outputs of its experts side by side.",
+}
+"""Sentence of each ``model.reading``."""
 MAX_COLUMNS_WITH_NUMBERS = 16
 """Maximum number of heatmap columns whose cells are wide enough for a number."""
 
@@ -40,7 +46,8 @@ def selected_experts(run_data: RunData) -> Section:
         "selection",
         title,
         "Rows are tasks, columns are experts; darker cells have larger weights."
-        + (" This gate is per example: the weights are means over the validation rows." if per_example else ""),
+        + (" This gate is per example: the weights are means over the validation rows." if per_example else "")
+        + READINGS[selection.get("reading", "sum")],
         {
             "weights": weights,
             "experts": list(experts),

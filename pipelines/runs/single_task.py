@@ -50,6 +50,7 @@ def merge_selections(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
         "num_experts": len(selections),
         "k": 1,
         "per_example": False,
+        "reading": "sum",
         "tasks": {task: {str(i): 1.0} for i, task in enumerate(selections)},
         "experts_used": list(range(len(selections))),
         "kind": "single_task",

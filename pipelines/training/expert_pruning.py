@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipelines.console import print_status
 from pipelines.training.gate_schedule import GateSchedule
@@ -50,9 +50,10 @@ def distill(model: MMoE, optimizer: torch.optim.Optimizer) -> None:
 def keep_experts(model: MMoE, optimizer: torch.optim.Optimizer, experts: list[int]) -> None:
     """Remove all other experts from the model and from the optimizer state."""
     positions = model.positions(experts)
-    old_parameters = list(model.experts.parameters())
+    before = dict(model.named_parameters())
     model.keep_experts(experts)
-    replacement: dict[nn.Parameter, nn.Parameter] = dict(zip(old_parameters, model.experts.parameters(), strict=True))
+    after = dict(model.named_parameters())
+    replacement = {before[name]: parameter for name, parameter in after.items() if parameter is not before[name]}
     for group in optimizer.param_groups:
         group["params"] = [replacement.get(parameter, parameter) for parameter in group["params"]]
     for old, new in replacement.items():

@@ -16,7 +16,7 @@ def make_optimizer(model: MMoE, config: TrainingConfig, weighting: nn.Module | N
     like any other and uses the trunk's learning rate.
     """
     rates = config.learning_rate
-    trunk: list[nn.Module] = [model.norm, model.experts, model.towers, model.output]
+    trunk: list[nn.Module] = [model.norm, model.experts, model.reading, model.towers, model.output]
     if model.side is not None:
         trunk.append(model.side)
     groups = [

@@ -168,9 +168,11 @@ def _restore_removed_experts(weights: dict[str, Any], model: MMoE, experts: list
     """Return weights for all experts: ``weights`` for those that were kept, those of ``model`` for the others."""
     state = model.state_dict()
     for name, value in weights.items():
-        if name.startswith("experts."):
+        if name == "active":
+            continue
+        if value.shape != state[name].shape:  # The first dimension is that of the experts.
             state[name][experts] = value
-        elif name != "active":
+        else:
             state[name] = value
     return state
 

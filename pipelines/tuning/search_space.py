@@ -28,13 +28,16 @@ DEFAULTS: Mapping[str, Range] = {
     "model.gate.entropy_weight": Range(choices=(0.0, 0.1, 1.0, 10.0)),
     "model.gate.sparsity_weight": Range(low=1e-6, high=10.0, log=True),
     "model.expert_layers": Range(choices=([64], [128], [256])),
+    "model.tower_layers": Range(choices=([16], [64], [128])),
+    "model.reading": Range(choices=("sum", "scaled", "side_by_side")),
     "model.dropout": Range(choices=(0.0, 0.25, 0.5)),
 }
 """Default ranges.
 
 From the DSelect-k paper, appendix D: learning rates 1e-3 … 0.3 under Adagrad (D.1) and 1e-5 … 1e-2 under Adam (D.2),
 γ in {0.1, 1, 10} (D.2), k in {2, 4} and λ in {0.1, 1, 10} (D.1), λ of Gumbel-softmax 1e-6 … 10 (D.1). Ours: the
-learning rate of the gates, λ = 0, and the expert widths and dropout, which the paper fixes at 256 and 0.5 (D.1).
+learning rate of the gates, λ = 0, towers and readings, and the expert widths and dropout, which the paper fixes at 256
+and 0.5 (D.1).
 """
 
 DSELECT_K_SETTINGS = {"training.convergence.gamma"}

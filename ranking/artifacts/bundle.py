@@ -48,9 +48,12 @@ from ranking.selection import Selection
 if TYPE_CHECKING:
     from ranking.gates.config import GateConfig
 
-FORMAT, COMPACT_FORMAT = 3, 4
-"""Formats that are written: format 4 if embeddings are float16 or int8, which services of format 3 cannot read."""
-SUPPORTED_FORMATS = (2, FORMAT, COMPACT_FORMAT)
+FORMAT, COMPACT_FORMAT, READING_FORMAT = 3, 4, 5
+"""Formats that are written: format 5 if the reading is not ``sum``, else format 4 if embeddings are float16 or int8.
+
+Services of earlier formats cannot read them.
+"""
+SUPPORTED_FORMATS = (2, FORMAT, COMPACT_FORMAT, READING_FORMAT)
 """Formats that can be read. Format 2 has the text of ids in place of hashes."""
 BODY, COUNTERS = "body.onnx", "counters"
 DOCUMENTS = EVALUATION, REPORT = "evaluation.json", "report.html"
@@ -81,7 +84,7 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents
 
     schema = ranker.schema
     manifest = {
-        "format": FORMAT if ranker.embeddings == "float32" else COMPACT_FORMAT,
+        "format": _format(ranker),
         "name": schema.name,
         "schema": schema.model_dump(mode="json", exclude_none=True),
         "selection": ranker.selection.to_json(),
@@ -112,6 +115,12 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents
         for document in documents:
             shutil.copyfile(document, draft / document.name)
         write_checksums(draft)
+
+
+def _format(ranker: FrozenRanker) -> int:
+    if ranker.selection.reading != "sum":
+        return READING_FORMAT
+    return FORMAT if ranker.embeddings == "float32" else COMPACT_FORMAT
 
 
 def replace_state(source: Path, state: Path, folder: Path) -> None:

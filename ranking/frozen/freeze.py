@@ -13,8 +13,10 @@ from ranking.encoding.feature_table import FeatureTable
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.graph import GATE
 from ranking.frozen.ranker import FrozenRanker
+from ranking.frozen.weights import FACTORS
 from ranking.gates.config import GateConfig
 from ranking.model.mmoe import MMoE
+from ranking.model.readings import ScaledSum, SideBySide
 from ranking.schema import Owner
 from ranking.selection import Selection
 
@@ -48,7 +50,7 @@ def freeze(
         ValueError: the gate is per-example and ``routed`` is missing.
     """
     schema = encoder.schema
-    gate, selection = routed or (None, model.gate.selection(schema.task_names))
+    gate, selection = routed or (None, model.selection(schema.task_names))
     model.gate.require_converged(schema.task_names)
     norm = model.norm
     assert norm.running_mean is not None
@@ -63,11 +65,17 @@ def freeze(
             if depth == 0:
                 weight, bias = scale.unsqueeze(1) * weight, bias + shift @ weight
             weights |= _named(f"expert.{expert}.{depth}", weight, bias)
-    for t, task in enumerate(schema.task_names):
-        last = len(model.towers.stack)
-        for depth, layer in enumerate([*model.towers.stack, model.output]):
-            bias = layer.bias[t].double() + (model.offset[t].double() if depth == last else 0.0)
-            weights |= _named(f"tower.{task}.{depth}", layer.weight[t], bias)
+    for t, (task, selected) in enumerate(selection.tasks.items()):
+        layers = [(layer.weight[t], layer.bias[t].double()) for layer in model.towers.stack]
+        layers.append((model.output.weight[t], model.output.bias[t].double() + model.offset[t].double()))
+        if isinstance(model.reading, ScaledSum | SideBySide):
+            factors = _factors(model.reading, t, model.positions(list(selected)), list(selected.values()))
+            if isinstance(model.reading, SideBySide):
+                layers.insert(0, (factors.flatten(0, 1), model.reading.bias[t].double()))
+            else:
+                weights |= {f"{FACTORS}{task}.{e}": factor for e, factor in zip(selected, factors, strict=True)}
+        for depth, (weight, bias) in enumerate(layers):
+            weights |= _named(f"tower.{task}.{depth}", weight, bias)
     weights = {name: weight.float() for name, weight in weights.items()}
     if gate is not None:  # Full precision, because rounding could change the selected experts.
         weights |= {"norm.scale": scale, "norm.shift": shift}
@@ -84,6 +92,14 @@ def freeze(
         gate,
         calibration or Calibration(),
     )
+
+
+def _factors(reading: ScaledSum | SideBySide, task: int, positions: list[int], weights: list[float]) -> Tensor:
+    """Return the factors of the experts at these positions for a task, see ``readings`` [positions, …]."""
+    learned = reading.scale if isinstance(reading, ScaledSum) else reading.blocks
+    all_weights = learned.new_zeros(learned.shape[1], learned.shape[0], dtype=torch.float64)
+    all_weights[task, positions] = learned.new_tensor(weights, dtype=torch.float64)
+    return reading.factors(all_weights)[positions, task]
 
 
 def _named(prefix: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:

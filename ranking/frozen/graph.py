@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.frozen.embedding_rows import decoded
-from ranking.frozen.weights import layers_of
+from ranking.frozen.weights import factors_of, layers_of
 from ranking.gates import Gate
 from ranking.gates.config import GateConfig, build_gate
 from ranking.model.dense_inputs import DenseInputs
@@ -35,8 +35,10 @@ class FrozenGraph:
     rows. A per-example gate runs first; each expert then runs only on the rows that selected it for a requested task.
 
     Weight names: ``embedding.TABLE`` [rows, dim]; ``expert.E.L.weight`` and ``.bias`` for layer L of expert E (layer 0
-    includes the batch norm); ``tower.TASK.L.weight`` and ``.bias``, where the last layer computes the output. A
-    per-example gate adds ``gate.NAME``, and ``norm.scale`` and ``norm.shift``, the batch norm of the gate's input.
+    includes the batch norm); ``tower.TASK.L.weight`` and ``.bias``, where the last layer computes the output. A scaled
+    sum adds ``factors.TASK.E`` [width]. Side by side, the first layer of a tower reads the outputs of its task's
+    experts, ascending. A per-example gate adds ``gate.NAME``, and ``norm.scale`` and ``norm.shift``, the batch norm of
+    the gate's input.
 
     Args:
         encoder: encoder of the inputs.
@@ -48,6 +50,7 @@ class FrozenGraph:
     Attributes:
         weights: the same weights as tensors, with embeddings in float32.
         experts: layers of each selected expert, float64, by expert number.
+        factors: factors of the outputs of each task's experts, see ``factors_of``, float64.
         towers: layers of each task's tower, float64; the last one computes the output.
     """
 
@@ -64,6 +67,7 @@ class FrozenGraph:
         self.gate = gate
         self.experts = {e: _layers(self.weights, f"expert.{e}") for e in selection.experts_used}
         self._dense = DenseInputs(encoder.dense_size, encoder.bins).double()
+        self.factors = {task: _factors(self.weights, selection, task) for task in schema.task_names}
         self.towers = {task: _layers(self.weights, f"tower.{task}") for task in schema.task_names}
         self._gate = None if gate is None else self._rebuild_gate(gate)
 
@@ -72,7 +76,7 @@ class FrozenGraph:
         x = self._embed(inputs)
         if self._gate is None:
             experts = {e: self._expert(e, x) for e in self.selection.experts_for(tasks)}
-            mixed = [self._mix(experts, self.selection.tasks[task].items()) for task in tasks]
+            mixed = [self._mix(experts, self.factors[task]) for task in tasks]
         else:
             mixed = self._route(x, tasks)
         return torch.cat([self._tower(task, hidden) for task, hidden in zip(tasks, mixed, strict=True)], 1)
@@ -106,9 +110,9 @@ class FrozenGraph:
             x = torch.addmm(bias, x, weight).relu_()
         return x
 
-    @staticmethod
-    def _mix(experts: Mapping[int, Tensor], selected: Iterable[tuple[int, float]]) -> Tensor:
-        return torch.stack([experts[e] * weight for e, weight in selected]).sum(0)
+    def _mix(self, experts: Mapping[int, Tensor], factors: Mapping[int, float | Tensor]) -> Tensor:
+        parts = [experts[e] * factor for e, factor in factors.items()]
+        return torch.cat(parts, 1) if self.selection.reading == "side_by_side" else torch.stack(parts).sum(0)
 
     def _gate_weights(self, x: Tensor) -> Tensor:
         assert self._gate is not None
@@ -142,6 +146,11 @@ class FrozenGraph:
             gate = build_gate(config, len(self.schema.tasks), self.selection.num_experts, inputs, width).serving_gate()
         gate.load_state_dict({name[len(GATE) :]: w for name, w in self.weights.items() if name.startswith(GATE)})
         return gate.double().eval().requires_grad_(False)
+
+
+def _factors(weights: Mapping[str, Tensor], selection: Selection, task: str) -> dict[int, float | Tensor]:
+    factors = factors_of(weights, selection, task).items()
+    return {e: factor if isinstance(factor, float) else factor.double() for e, factor in factors}
 
 
 def _layers(weights: Mapping[str, Tensor], name: str) -> list[Layer]:

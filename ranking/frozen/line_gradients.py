@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ranking.frozen.weights import layers_of
+from ranking.frozen.weights import factors_of, layers_of
 from ranking.selection import Selection
 
 Float64 = npt.NDArray[np.float64]
@@ -71,8 +71,9 @@ class LineGradients:
     """
 
     def __init__(self, selection: Selection, weights: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._selection = selection
+        self._selection, self._side_by_side = selection, selection.reading == "side_by_side"
         self._experts = {e: _layers(weights, f"expert.{e}") for e in selection.experts_used}
+        self._factors = {task: factors_of(weights, selection, task) for task in selection.tasks}
         self._towers = {task: _layers(weights, f"tower.{task}") for task in selection.tasks}
 
     def outputs(self, x: Float64, tasks: Sequence[str]) -> Float64:
@@ -129,9 +130,8 @@ class LineGradients:
             for position, task in enumerate(tasks):
                 tower = self._tower(task, experts)
                 middle[:, position] = tower[-1][:, 0]
-                upstream = self._backward_tower(task, tower)
-                for e, share in self._selection.tasks[task].items():
-                    gradient = _backward(self._experts[e][1:], experts[e], upstream * share) * (experts[e][0] > 0)
+                for e, upstream in self._backward_tower(task, tower).items():
+                    gradient = _backward(self._experts[e][1:], experts[e], upstream) * (experts[e][0] > 0)
                     gradients[task, e] = gradient
                     errors[:, position] += width * np.einsum("ij,ij->i", gradient, slopes[e][segments.lines])
             halved = np.any(np.abs(errors) > limits[segments.lines], axis=1)
@@ -165,16 +165,19 @@ class LineGradients:
 
     def _tower(self, task: str, experts: Mapping[int, list[Float64]]) -> list[Float64]:
         """Mix the experts of a task and return the activations of its tower; the last layer has no ReLU."""
-        mixed = np.sum([experts[e][-1] * weight for e, weight in self._selection.tasks[task].items()], 0)
+        parts = [experts[e][-1] * factor for e, factor in self._factors[task].items()]
+        mixed = np.concatenate(parts, 1) if self._side_by_side else np.sum(parts, 0)
         *layers, (weight, bias) = self._towers[task]
         activations = _forward(layers, mixed)
         return [*activations, activations[-1] @ weight + bias]
 
-    def _backward_tower(self, task: str, activations: Sequence[Float64]) -> Float64:
-        """Return the gradient at the input of a tower [points, width]."""
+    def _backward_tower(self, task: str, activations: Sequence[Float64]) -> dict[int, Float64]:
+        """Return the gradient at the output of each of a task's experts [points, width]."""
         *layers, (weight, _) = self._towers[task]
         upstream = np.broadcast_to(weight[:, 0], (len(activations[0]), len(weight)))
-        return _backward(layers, activations[:-1], upstream)
+        upstream, factors = _backward(layers, activations[:-1], upstream), self._factors[task]
+        parts = np.split(upstream, len(factors), 1) if self._side_by_side else [upstream] * len(factors)
+        return {e: part * factor for part, (e, factor) in zip(parts, factors.items(), strict=True)}
 
 
 def _forward(layers: Sequence[Layer], x: Float64) -> list[Float64]:

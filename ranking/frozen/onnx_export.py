@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ranking.encoding.request_batch import FeatureGroup, SharedItemSplitter
 from ranking.frozen.ranker import FrozenRanker
-from ranking.frozen.weights import layers_of
+from ranking.frozen.weights import factors_of, layers_of
 
 OPSET, IR_VERSION = 17, 8
 """Old versions that all current runtimes support."""
@@ -45,9 +45,15 @@ def onnx_body(ranker: FrozenRanker, tasks: Sequence[str]) -> bytes:
     ranker.require_backend("onnxruntime")
     splitter, body = SharedItemSplitter(ranker.encoder), _GraphBuilder(ranker.weights)
     groups = {"shared": splitter.shared, "items": splitter.items}
-    experts = body.experts(ranker.selection.experts_for(tasks), groups)
+    selection = ranker.selection
+    experts = body.experts(selection.experts_for(tasks), groups)
     for task in tasks:
-        body.tower(task, body.mix(task, {experts[e]: weight for e, weight in ranker.selection.tasks[task].items()}))
+        if selection.reading == "side_by_side":
+            mixed = body.concatenate(task, [experts[e] for e in selection.tasks[task]])
+        else:
+            factors = factors_of(ranker.weights, selection, task)
+            mixed = body.mix(task, {experts[e]: factor for e, factor in factors.items()})
+        body.tower(task, mixed)
     return body.serialize({name: _width(group) for name, group in groups.items()}, tasks)
 
 
@@ -73,11 +79,17 @@ class _GraphBuilder:
                 outputs[expert] = self._relu(self._affine(f"expert.{expert}.{depth}", outputs[expert], layer))
         return outputs
 
-    def mix(self, task: str, selected: Mapping[str, float]) -> str:
-        """Add the weighted sum of expert outputs."""
+    def concatenate(self, task: str, experts: Sequence[str]) -> str:
+        """Add the outputs of some experts side by side."""
+        output = f"mixed.{task}"
+        self._nodes.append(helper.make_node("Concat", experts, [output], axis=1))
+        return output
+
+    def mix(self, task: str, factors: Mapping[str, npt.ArrayLike]) -> str:
+        """Add the sum of expert outputs, each multiplied by a number or a vector."""
         parts = []
-        for expert, weight in selected.items():
-            scale = self._weight(f"gate.{task}.{expert}", np.float32(weight))
+        for expert, factor in factors.items():
+            scale = self._weight(f"gate.{task}.{expert}", factor)
             parts.append(self._node("Mul", [expert, scale], f"mixed.{task}.{expert}"))
         total = parts[0]
         for part in parts[1:]:

@@ -15,6 +15,9 @@ from ranking.selection import Selection
 Weights = Mapping[str, npt.NDArray[Any]]
 ArrayT = TypeVar("ArrayT")
 
+FACTORS = "factors."
+"""Name prefix of the factors of a scaled sum."""
+
 
 def layers_of(weights: Mapping[str, ArrayT], name: str) -> list[tuple[ArrayT, ArrayT]]:
     """Return weight [inputs, outputs] and bias [outputs] of each layer of an expert or tower, in order.
@@ -27,6 +30,20 @@ def layers_of(weights: Mapping[str, ArrayT], name: str) -> list[tuple[ArrayT, Ar
     while (layer := f"{name}.{len(layers)}") + ".weight" in weights:
         layers.append((weights[f"{layer}.weight"], weights[f"{layer}.bias"]))
     return layers
+
+
+def factors_of(weights: Mapping[str, ArrayT], selection: Selection, task: str) -> Mapping[int, float | ArrayT]:
+    """Return the factor of each selected expert's output in what a task's tower reads: a number, or a vector [width].
+
+    Args:
+        weights: arrays or tensors by name.
+        selection: the selected experts.
+        task: name of the task.
+    """
+    selected = selection.tasks[task]
+    if selection.reading == "scaled":
+        return {expert: weights[f"{FACTORS}{task}.{expert}"] for expert in selected}
+    return selected if selection.reading == "sum" else dict.fromkeys(selected, 1.0)
 
 
 def validate_weight_shapes(weights: Weights, encoder: Encoder, selection: Selection) -> None:
@@ -54,7 +71,11 @@ def validate_weight_shapes(weights: Weights, encoder: Encoder, selection: Select
         raise ValueError(f"the experts have different widths: {sorted(widths)}")
     (width,) = widths
     for task in schema.task_names:
-        if (outputs := _check_layers(weights, f"tower.{task}", width)) != 1:
+        for expert, factor in factors_of(weights, selection, task).items():
+            if not isinstance(factor, float):
+                _check_shape(weights, f"{FACTORS}{task}.{expert}", (width,))
+        inputs = width * (len(selection.tasks[task]) if selection.reading == "side_by_side" else 1)
+        if (outputs := _check_layers(weights, f"tower.{task}", inputs)) != 1:
             raise ValueError(f"'tower.{task}' has {outputs} outputs instead of 1")
 
 

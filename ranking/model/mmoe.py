@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 import torch
@@ -15,8 +16,9 @@ from ranking.gates.config import DSelectKConfig, GateConfig, SoftmaxSelectorsCon
 from ranking.model.dense_inputs import DenseInputs
 from ranking.model.experts import StackedLinear, StackedMLP
 from ranking.model.position_tower import PositionTower, PositionTowerConfig
+from ranking.model.readings import ScaledSum, SideBySide, WeightedSum
 from ranking.schema import StrictModel, Widths
-from ranking.selection import Shape
+from ranking.selection import Reading, Selection, Shape
 
 if TYPE_CHECKING:  # Passed in, so that this module does not need TorchRec.
     from ranking.model.embeddings import Embeddings
@@ -29,6 +31,7 @@ class ModelConfig(StrictModel):
         experts: number of experts n ≥ 1; a shared bottom always has one.
         expert_layers: widths of an expert's ReLU layers.
         tower_layers: widths of a task tower's ReLU layers, before its single output.
+        reading: what a tower reads of the experts that its task selected.
         dropout: dropout probability after each of these layers, in training only.
         gate: kind and settings of the gate.
         side_tower: settings of the position tower, which reads the training-only features; None without one.
@@ -37,6 +40,7 @@ class ModelConfig(StrictModel):
     experts: PositiveInt = 8
     expert_layers: Widths = (128,)
     tower_layers: Widths = (64,)
+    reading: Reading = "sum"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     gate: GateConfig = DSelectKConfig()
     side_tower: PositionTowerConfig | None = None
@@ -51,6 +55,8 @@ class ModelConfig(StrictModel):
                 f"gate.experts_budget = {self.experts_budget} exceeds the {self.experts} experts: "
                 "choose a budget ≤ experts"
             )
+        if self.reading != "sum" and (self.gate.kind == "attentive" or getattr(self.gate, "per_example", False)):
+            raise ValueError(f'reading = "{self.reading}" needs a gate that selects per task, not per example')
         return self
 
     @property
@@ -97,6 +103,8 @@ class MMoE(nn.Module):
 
     Attributes:
         active: numbers of the remaining experts, ascending.
+        reading: module that computes the inputs of the towers from the experts' outputs.
+        towers: ReLU layers of the towers; without the first if ``reading`` computes it.
     """
 
     active: Tensor
@@ -114,12 +122,20 @@ class MMoE(nn.Module):
     ) -> None:
         super().__init__()
         inputs, width, experts = embeddings.width + dense.width, config.expert_layers[-1], config.num_experts
-        self.shape = Shape(inputs, config.expert_layers, config.tower_layers)
+        self.shape = Shape(inputs, config.expert_layers, config.tower_layers, config.reading)
         self.embeddings, self.dense = embeddings, dense
         self.norm = nn.BatchNorm1d(inputs)
         self.experts = StackedMLP(experts, inputs, config.expert_layers, config.dropout)
         self.gate = build_gate(config.gate, num_tasks, experts, inputs, width, gamma)
-        self.towers = StackedMLP(num_tasks, width, config.tower_layers, config.dropout)
+        self.reading: WeightedSum | ScaledSum | SideBySide = WeightedSum()
+        tower_widths = [width, *config.tower_layers]
+        if config.reading == "scaled":
+            self.reading = ScaledSum(num_tasks, experts, width, self.gate.k)
+        elif config.reading == "side_by_side":
+            width, units, *_ = tower_widths
+            self.reading = SideBySide(num_tasks, experts, width, units, self.gate.k, config.dropout)
+            tower_widths = tower_widths[1:]
+        self.towers = StackedMLP(num_tasks, tower_widths[0], tower_widths[1:], config.dropout)
         self.output = StackedLinear(num_tasks, config.tower_layers[-1], 1)
         self.register_buffer("active", torch.arange(experts))
         self.side = side
@@ -142,8 +158,7 @@ class MMoE(nn.Module):
         x = self.norm(torch.cat([self.embeddings(inputs), self.dense(inputs.dense)], 1))
         hidden = self.experts(x)
         routing = self.gate.route(x, hidden)
-        weights = routing.weights[..., self.active]
-        mixed = torch.einsum("bte,ebw->tbw" if weights.dim() == 3 else "te,ebw->tbw", weights, hidden)
+        mixed = self.reading(hidden, routing.weights[..., self.active])
         return ForwardOutput(self.output(self.towers(mixed)).squeeze(-1).T + self._added_outputs(side), x, routing)
 
     def _added_outputs(self, side: TorchBatch | None) -> Tensor | float:
@@ -160,6 +175,10 @@ class MMoE(nn.Module):
     def offset(self) -> Tensor:
         """Offset of the outputs [tasks] in eval mode; freezing folds it into the output biases."""
         return self.correction if self.side is None else self.correction + self.side.mean
+
+    def selection(self, tasks: Sequence[str] | None = None) -> Selection:
+        """Return the selection of a static gate, see ``Gate.selection``."""
+        return replace(self.gate.selection(tasks), reading=self.shape.reading)
 
     @torch.no_grad()
     def set_output_bias(self, outputs: Tensor) -> None:
@@ -183,6 +202,7 @@ class MMoE(nn.Module):
         """
         kept = self.positions(experts)
         self.experts.keep(kept)
+        self.reading.keep(kept)
         self.active = self.active[kept]
 
     def positions(self, experts: list[int]) -> list[int]:

@@ -18,7 +18,16 @@ from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.encoding.torch_batch import TorchBatch, TorchRaggedIds
 from ranking.frozen.ranker import FrozenRanker
 from service.backends.base import LRUCache, Scores
-from service.backends.torch_modules import CAPTURES, Buffers, CudaGraphRunner, Embedding, FusedMoE, bucket_size
+from service.backends.torch_modules import (
+    CAPTURES,
+    Buffers,
+    CudaGraphRunner,
+    Embedding,
+    FusedMoE,
+    SelectedSideBySide,
+    SelectedSum,
+    bucket_size,
+)
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -128,10 +137,19 @@ class CudaBackend:
     def _create_body(self, tasks: Sequence[str]) -> FusedMoE:
         graph = self._ranker.graph
         used = graph.selection.experts_for(tasks)
+        experts, towers = [graph.experts[expert] for expert in used], [graph.towers[task] for task in tasks]
+        selections = [{used.index(expert): factor for expert, factor in graph.factors[task].items()} for task in tasks]
+        reading: SelectedSum | SelectedSideBySide
+        if graph.selection.reading == "side_by_side":
+            reading = SelectedSideBySide([list(selection) for selection in selections])
+            width = experts[0][-1][0].shape[1]
+            towers = [reading.padded(tower, width) for tower in towers]
+        else:
+            reading = SelectedSum(selections)
         return FusedMoE(
-            [graph.experts[expert] for expert in used],
-            [graph.towers[task] for task in tasks],
-            [{used.index(expert): weight for expert, weight in graph.selection.tasks[task].items()} for task in tasks],
+            experts,
+            towers,
+            reading,
             self._splitter.shared.input_columns,
             self._splitter.items.input_columns,
         )

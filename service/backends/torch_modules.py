@@ -105,16 +105,90 @@ class _BagEmbedding(nn.Module):
         return sums / divisors.unsqueeze(1)
 
 
+class SelectedSum(nn.Module):
+    """Sums of the experts that tasks selected.
+
+    Each expert's output [candidates · width] is a row of a table, and each task is a bag of its experts.
+
+    Args:
+        selections: for each task, the factor of each of its experts, by index: a number, or a vector [width].
+    """
+
+    selected: Tensor
+    order: Tensor
+    starts: Tensor
+    factors: Tensor
+
+    def __init__(self, selections: Sequence[Mapping[int, float | Tensor]]) -> None:
+        super().__init__()
+        # The selections of all tasks, one after the other.
+        selected = [expert for selection in selections for expert in selection]
+        self.register_buffer("selected", torch.tensor(selected))
+        self.register_buffer("order", torch.arange(len(selected)))
+        starts = list(itertools.accumulate(map(len, selections[:-1]), initial=0))
+        self.register_buffer("starts", torch.tensor(starts))
+        factors = [torch.as_tensor(factor) for selection in selections for factor in selection.values()]
+        self.register_buffer("factors", torch.stack(factors).float())
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the inputs of the towers [tasks, candidates, width].
+
+        Args:
+            hidden: outputs of the experts [experts, candidates, width].
+        """
+        _, candidates, width = hidden.shape
+        if self.factors.dim() == 1:
+            rows, table, weights = self.selected, hidden.reshape(len(hidden), -1), self.factors
+        else:
+            scaled = hidden[self.selected] * self.factors.unsqueeze(1)
+            rows, table, weights = self.order, scaled.flatten(1), None
+        mixed = F.embedding_bag(rows, table, self.starts, mode="sum", per_sample_weights=weights)
+        return mixed.view(-1, candidates, width)
+
+
+class SelectedSideBySide(nn.Module):
+    """The outputs of the experts that tasks selected, side by side.
+
+    A task with fewer experts than others reads its last one again, with weights of 0: see ``padded``.
+
+    Args:
+        selections: for each task, the indices of its experts.
+    """
+
+    selected: Tensor
+
+    def __init__(self, selections: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        count = max(map(len, selections))
+        indices = [[*selection, *[selection[-1]] * (count - len(selection))] for selection in selections]
+        self.register_buffer("selected", torch.tensor(indices))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the inputs of the towers [tasks, candidates, experts of a task · width]; see ``SelectedSum``."""
+        return hidden[self.selected].transpose(1, 2).flatten(2)
+
+    def padded(self, tower: Sequence[Layer], width: int) -> list[Layer]:
+        """Return a task's tower whose first layer has weights of 0 for the experts that the task reads again.
+
+        Args:
+            tower: layers of the tower.
+            width: width of an expert's output.
+        """
+        (weight, bias), *others = tower
+        missing = self.selected.shape[1] * width - len(weight)
+        return [(F.pad(weight, (0, 0, 0, missing)), bias), *others]
+
+
 class FusedMoE(nn.Module):
     """Experts and towers of some tasks as a few batched matrix products.
 
-    Experts are stacked, and so are towers, so that a layer is one product. A task mixes only its selected experts: no
+    Experts are stacked, and so are towers, so that a layer is one product. A task reads only its selected experts: no
     other expert contributes, not even as 0 · infinity.
 
     Args:
         experts: layers of each expert; all experts have the same shape.
         towers: layers of the tower of each task.
-        selections: for each task, its weights by index in ``experts``.
+        reading: computes the inputs of the towers from the outputs of the experts.
         shared_columns: columns of the first layer's input that the candidates of a request share.
         item_columns: the other columns.
     """
@@ -122,15 +196,12 @@ class FusedMoE(nn.Module):
     shared_weight: Tensor
     item_weight: Tensor
     bias: Tensor
-    selected: Tensor
-    selection_starts: Tensor
-    selection_weights: Tensor
 
     def __init__(
         self,
         experts: Sequence[Sequence[Layer]],
         towers: Sequence[Sequence[Layer]],
-        selections: Sequence[Mapping[int, float]],
+        reading: nn.Module,
         shared_columns: Sequence[int],
         item_columns: Sequence[int],
     ) -> None:
@@ -144,12 +215,7 @@ class FusedMoE(nn.Module):
         self.register_buffer("bias", bias.flatten().float())
         self.experts = nn.ModuleList(_StackedLinear(*layer) for layer in others)
         self.towers = nn.ModuleList(_StackedLinear(*layer) for layer in _stack(towers))
-        # The selections of all tasks, one after the other.
-        self.register_buffer("selected", torch.tensor([expert for selection in selections for expert in selection]))
-        starts = list(itertools.accumulate(map(len, selections[:-1]), initial=0))
-        self.register_buffer("selection_starts", torch.tensor(starts))
-        weights = [weight for selection in selections for weight in selection.values()]
-        self.register_buffer("selection_weights", torch.tensor(weights))
+        self.reading = reading
 
     def forward(self, shared: Tensor, items: Tensor, request_index: Tensor) -> Tensor:
         """Return outputs [candidates, tasks] before calibration.
@@ -165,27 +231,12 @@ class FusedMoE(nn.Module):
         hidden = first.view(len(items), -1, self._width).transpose(0, 1)
         for layer in self.experts:
             hidden = layer(hidden).relu_()
-        mixed = self._mix(hidden)
+        mixed = self.reading(hidden)
         *hidden_layers, output_layer = self.towers
         for layer in hidden_layers:
             mixed = layer(mixed).relu_()
         outputs: Tensor = output_layer(mixed).squeeze(-1).T
         return outputs
-
-    def _mix(self, hidden: Tensor) -> Tensor:
-        """Return the weighted sum of the selected experts of each task [tasks, candidates, width].
-
-        Each expert's output [candidates · width] is a row of a table, and each task is a bag of its experts.
-        """
-        _, candidates, width = hidden.shape
-        mixed = F.embedding_bag(
-            self.selected,
-            hidden.reshape(len(hidden), -1),
-            self.selection_starts,
-            mode="sum",
-            per_sample_weights=self.selection_weights,
-        )
-        return mixed.view(-1, candidates, width)
 
 
 class _StackedLinear(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,7 @@ def test_selection_to_json_has_documented_keys() -> None:
         "num_experts": 5,
         "k": 2,
         "per_example": False,
+        "reading": "sum",
         "tasks": {"click": {"0": 0.25, "3": 0.75}, "like": {"3": 1.0}, "watch": {"1": 0.5, "0": 0.5}},
         "experts_used": [0, 1, 3],
     }
@@ -43,8 +45,14 @@ def test_selection_from_json_reads_per_example_and_defaults_to_static() -> None:
     data = json.loads(json.dumps(selection.to_json()))
     assert Selection.from_json(data) == selection
     assert data["experts_used"] == [0, 2], "an expert with mean weight 0 may be needed"
-    del data["per_example"]
+    del data["per_example"], data["reading"]
     assert not Selection.from_json(data).per_example
+    assert Selection.from_json(data).reading == "sum"
+
+
+def test_selection_from_json_rejects_an_unknown_reading() -> None:
+    with pytest.raises(ValueError, match="reading 'future' is unknown: update dselect-ranker"):
+        Selection.from_json(SELECTION.to_json() | {"reading": "future"})
 
 
 def test_shape_flops_of_parts_match_hand_calculation() -> None:
@@ -59,6 +67,17 @@ def test_flops_of_static_selection_match_hand_calculation() -> None:
         "frozen": 3 * 104 + (12 + 6 + 12) + 3 * 16,
         "per_task": {"click": 2 * 104 + 12 + 16, "like": 104 + 6 + 16, "watch": 2 * 104 + 12 + 16},
     }
+
+
+def test_flops_side_by_side_include_a_block_of_the_first_layer_per_expert() -> None:
+    shape = replace(SHAPE, reading="side_by_side")
+    assert (shape.mixing(1), shape.tower) == (2 * 3 * 2, 2 * 2 * 1)
+    assert flops(SELECTION, shape) == {
+        "dense": 5 * 104 + 3 * (5 * 12 + 4),
+        "frozen": 3 * 104 + (24 + 12 + 24) + 3 * 4,
+        "per_task": {"click": 2 * 104 + 24 + 4, "like": 104 + 12 + 4, "watch": 2 * 104 + 24 + 4},
+    }
+    assert flops(SELECTION, replace(SHAPE, reading="scaled")) == flops(SELECTION, SHAPE)
 
 
 def test_flops_of_per_example_gate_use_gate_flops_and_mean_expert_counts() -> None:

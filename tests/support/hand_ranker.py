@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
+from ranking.selection import Reading
 
 __all__ = ["draw_rows", "hand_encoder", "hand_ranker", "hand_schema", "hand_tables"]
-__all__ += ["make_mmoe", "make_model", "set_codes"]
+__all__ += ["make_mmoe", "make_model", "ranker_of", "set_codes"]
 
 USERS, ITEMS = 20, 30
 
@@ -142,15 +144,15 @@ def set_codes() -> Callable[[DSelectK, list[list[int]]], None]:
 
 
 @pytest.fixture(scope="session")
-def make_mmoe(hand_schema: Schema, hand_encoder: Encoder) -> Callable[[GateConfig], MMoE]:
-    """Function (gate) that makes a new dense model, always the same: in eval mode, with a non-trivial batch norm."""
+def make_mmoe(hand_schema: Schema, hand_encoder: Encoder) -> Callable[..., MMoE]:
+    """Function (gate, reading) that makes a new dense model, always the same: in eval mode, with a batch norm."""
 
-    def make(gate: GateConfig) -> MMoE:
+    def make(gate: GateConfig, reading: Reading = "sum") -> MMoE:
         with torch.random.fork_rng():
             torch.manual_seed(7)
             sizes = {name: mapping.size for name, mapping in hand_encoder.id_mappings.items()}
             embeddings = Embeddings(hand_schema, sizes)
-            config = ModelConfig(experts=5, expert_layers=(12, 8), tower_layers=(6,), gate=gate)
+            config = ModelConfig(experts=5, expert_layers=(12, 8), tower_layers=(6,), gate=gate, reading=reading)
             model = MMoE(
                 config, len(hand_schema.tasks), embeddings, DenseInputs(hand_encoder.dense_size, hand_encoder.bins)
             )
@@ -161,7 +163,7 @@ def make_mmoe(hand_schema: Schema, hand_encoder: Encoder) -> Callable[[GateConfi
                 model.norm.bias.normal_()
                 model.norm.running_mean.normal_()
                 model.norm.running_var.uniform_(0.3, 3.0)
-                for parameter in model.gate.parameters():
+                for parameter in (*model.gate.parameters(), *model.reading.parameters()):
                     parameter.normal_()
         return model.eval()
 
@@ -170,12 +172,12 @@ def make_mmoe(hand_schema: Schema, hand_encoder: Encoder) -> Callable[[GateConfi
 
 @pytest.fixture(scope="session")
 def make_model(
-    make_mmoe: Callable[[GateConfig], MMoE], set_codes: Callable[[DSelectK, list[list[int]]], None]
-) -> Callable[[], MMoE]:
-    """Function that makes a new dense model, always the same, whose static gate has converged to ``HAND_CODES``."""
+    make_mmoe: Callable[..., MMoE], set_codes: Callable[[DSelectK, list[list[int]]], None]
+) -> Callable[..., MMoE]:
+    """Function (reading) that makes a new dense model, always the same, converged to ``HAND_CODES``."""
 
-    def make() -> MMoE:
-        model = make_mmoe(DSelectKConfig(k=2))
+    def make(reading: Reading = "sum") -> MMoE:
+        model = make_mmoe(DSelectKConfig(k=2), reading)
         set_codes(model.gate, HAND_CODES)
         return model
 
@@ -183,8 +185,20 @@ def make_model(
 
 
 @pytest.fixture(scope="session")
-def hand_ranker(
-    make_model: Callable[[], MMoE], hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable]
-) -> FrozenRanker:
-    """The frozen model; read-only."""
-    return freeze(make_model(), hand_encoder, hand_tables, {"click": 1.0, "like": 2.0}, {"made_by": "hand"})
+def ranker_of(
+    make_model: Callable[..., MMoE], hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable]
+) -> Callable[[Reading], FrozenRanker]:
+    """Function (reading) that returns the frozen model; read-only."""
+
+    @cache
+    def make(reading: Reading) -> FrozenRanker:
+        model = make_model(reading)
+        return freeze(model, hand_encoder, hand_tables, {"click": 1.0, "like": 2.0}, {"made_by": "hand"})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def hand_ranker(ranker_of: Callable[[Reading], FrozenRanker]) -> FrozenRanker:
+    """The frozen model whose tasks read the sum of their experts; read-only."""
+    return ranker_of("sum")

@@ -108,6 +108,18 @@ def test_overlap_of_tasks_without_experts_is_zero() -> None:
     assert experts_section.overlap({"a": {}, "b": {}})["a"]["b"] == 0.0
 
 
+@pytest.mark.parametrize(("reading", "sentence"), [("side_by_side", "side by side."), (None, "larger weights.")])
+def test_selected_experts_say_how_towers_read_them(
+    make_run_data: Callable[..., RunData], reading: str | None, sentence: str
+) -> None:
+    """Runs of earlier versions do not record it."""
+    data = make_run_data(tasks=3, experts=8)
+    assert data.selection is not None
+    selection = {key: value for key, value in data.selection.items() if key != "reading"}
+    selection |= {} if reading is None else {"reading": reading}
+    assert experts_section.selected_experts(replace(data, selection=selection)).about.endswith(sentence)
+
+
 def test_selected_experts_use_shares_sum_to_one(make_run_data: Callable[..., RunData]) -> None:
     content = experts_section.selected_experts(make_run_data(tasks=3, experts=8, experts_budget=8)).content
     assert sum(expert["share"] for expert in content["use"]) == pytest.approx(1)

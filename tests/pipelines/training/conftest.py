@@ -32,10 +32,13 @@ def labeled_batch(shop: Shop) -> tuple[Encoder, LabeledBatch]:
 
 
 @pytest.fixture
-def model_and_batch(shop: Shop, labeled_batch: tuple[Encoder, LabeledBatch]) -> tuple[MMoE, DeviceBatch]:
-    """An untrained model of five experts with two layers each, and a batch for it."""
+def model_and_batch(
+    request: pytest.FixtureRequest, shop: Shop, labeled_batch: tuple[Encoder, LabeledBatch]
+) -> tuple[MMoE, DeviceBatch]:
+    """An untrained model of five experts with two layers each, and a batch for it; the parameter is a reading."""
     encoder, batch = labeled_batch
-    model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4]}), encoder)
+    reading = getattr(request, "param", "sum")
+    model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4], "reading": reading}), encoder)
     return model, DeviceBatch.from_labeled(batch)
 
 

@@ -23,6 +23,10 @@ Trained = tuple[MMoE, DeviceBatch, torch.optim.Optimizer, dict[str, dict[str, Te
 """Model, batch, optimizer, and a copy of the optimizer state by parameter name."""
 
 KEPT = [1, 3, 4]
+BY_EXPERT = ("experts.", "reading.scale", "reading.blocks")
+"""Name prefixes of the parameters with a row per expert."""
+
+every_reading = pytest.mark.parametrize("model_and_batch", ["sum", "scaled", "side_by_side"], indirect=True)
 
 
 def run_step(model: MMoE, optimizer: torch.optim.Optimizer, batch: DeviceBatch, shop: Shop) -> None:
@@ -65,6 +69,7 @@ def test_distill_replaces_the_gate_in_model_and_optimizer(
     assert not any(torch.equal(p, b) for p, b in zip(gate.parameters(), before, strict=True))
 
 
+@every_reading
 def test_keep_experts_keeps_adam_moments_of_these_experts_and_of_all_other_parts(trained: Trained) -> None:
     model, _, optimizer, before = trained
     keep_experts(model, optimizer, KEPT)
@@ -72,12 +77,13 @@ def test_keep_experts_keeps_adam_moments_of_these_experts_and_of_all_other_parts
         after = optimizer.state[parameter]
         for moment in ("exp_avg", "exp_avg_sq"):
             expected = before[name][moment]
-            expected = expected[KEPT] if name.startswith("experts.") else expected
+            expected = expected[KEPT] if name.startswith(BY_EXPERT) else expected
             assert torch.equal(after[moment], expected), name
             assert after[moment].shape == parameter.shape
         assert torch.equal(after["step"], before[name]["step"]), name
 
 
+@every_reading
 def test_keep_experts_removes_parameters_and_state_of_the_other_experts(trained: Trained) -> None:
     model, _, optimizer, _ = trained
     keep_experts(model, optimizer, KEPT)
@@ -106,6 +112,7 @@ def test_keep_experts_twice_keeps_the_state_of_the_last_expert(trained: Trained,
     run_step(model, optimizer, batch, shop)
 
 
+@every_reading
 def test_keep_experts_that_the_gate_selected_leaves_outputs_unchanged(trained: Trained) -> None:
     model, batch, optimizer, _ = trained
     with torch.no_grad():

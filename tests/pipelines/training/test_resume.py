@@ -90,10 +90,21 @@ def test_resume_after_an_interruption_gives_identical_results(
     assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
 
 
-def test_resume_with_a_ranking_loss_gives_identical_results(toml: Path, tmp_path: Path) -> None:
-    config = load_config(toml, ["training.ranking_loss.weight=2"])
+@pytest.mark.parametrize(
+    ("setting", "checks"),
+    [
+        ("training.ranking_loss.weight=2", 5),
+        pytest.param("model.reading=scaled", 12, marks=pytest.mark.nightly),
+        ("model.reading=side_by_side", 12),
+    ],
+)
+def test_resume_with_another_setting_gives_identical_results(
+    toml: Path, tmp_path: Path, setting: str, checks: int
+) -> None:
+    """The readings are interrupted after the removal of experts."""
+    config = load_config(toml, [setting])
     uninterrupted = train(config, tmp_path / "uninterrupted")
-    interrupt_training(config, tmp_path / "run", 5)
+    interrupt_training(config, tmp_path / "run", checks)
     assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
 
 

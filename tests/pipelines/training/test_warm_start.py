@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipelines.config.config import Config, ConvergenceConfig
+from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.best_weights import load_best, load_optimizers
 from pipelines.training.model_factory import build_model, load_model
 from pipelines.training.warm_start import WarmStart, extend_encoder, limit_batch_size
+from ranking.artifacts import bundle
 from ranking.artifacts.atomic_files import write_json
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.torch_batch import TorchBatch
@@ -283,6 +285,26 @@ def test_warm_start_of_every_gate_converges(shop: Shop, gate: dict[str, Any], re
     shop.write(shop.table(200))
     config = shop.config(model={"gate": gate})
     earlier = train(config, shop.folder / "earlier")
+    new_days(shop)
+    run = train_warm(config, shop.folder / "run", earlier, reopen=reopen)
+    assert load_model(run, config)[0].gate.converged().all()
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+@pytest.mark.parametrize("reading", ["scaled", "side_by_side"])
+def test_warm_start_of_every_reading_starts_with_the_weights_of_the_earlier_run(
+    shop: Shop, reading: str, reopen: bool
+) -> None:
+    shop.write(shop.table(200))
+    config = shop.config(model={**BUDGET, "reading": reading})
+    earlier = train(config, shop.folder / "earlier")
+    freeze_run(earlier.path, shop.folder / "bundle")  # compares the scores of the bundle with those of the run
+    assert bundle.load(shop.folder / "bundle").selection.reading == reading
+    before = load_model(earlier, config)[0]
+    model = initialized_model(config, earlier, earlier, reopen=reopen)
+    positions = model.positions(before.active.tolist())
+    (name,) = (name for name in dict(before.named_parameters()) if name in ("reading.scale", "reading.blocks"))
+    assert torch.equal(dict(model.named_parameters())[name][positions], dict(before.named_parameters())[name])
     new_days(shop)
     run = train_warm(config, shop.folder / "run", earlier, reopen=reopen)
     assert load_model(run, config)[0].gate.converged().all()

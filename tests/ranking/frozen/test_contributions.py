@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -27,17 +28,21 @@ from ranking.gates.base import mean_selection
 from ranking.gates.config import GateConfig
 from ranking.model.mmoe import MMoE
 from ranking.schema import Owner
+from ranking.selection import Reading
 
 OLD_BUNDLE = Path(__file__).parents[2] / "fixtures" / "version_0_1"
 TASKS = ("like", "click")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=get_args(Reading))
 def ranker(
-    make_mmoe: Callable[[GateConfig], MMoE], hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable]
+    request: pytest.FixtureRequest,
+    make_mmoe: Callable[..., MMoE],
+    hand_encoder: Encoder,
+    hand_tables: dict[Owner, FeatureTable],
 ) -> FrozenRanker:
     """A frozen random model with large weights, so that its logits differ and its ReLUs change on the line."""
-    model = make_mmoe(TypeAdapter(GateConfig).validate_python({"k": 2}))
+    model = make_mmoe(TypeAdapter(GateConfig).validate_python({"k": 2}), request.param)
     model.gate.finalize()
     model.keep_experts(list(range(5)))
     frozen = freeze(model.eval(), hand_encoder, hand_tables, {"click": 1.0}, {})
@@ -107,7 +112,7 @@ def test_contributions_equal_gradients_of_torch(ranker: FrozenRanker, rows: pa.T
     for step in range(steps):
         x = (start + (step + 0.5) / steps * (stop - start)).requires_grad_()
         hidden = {e: graph._expert(e, x) for e in ranker.selection.experts_for(["like"])}
-        mixed = graph._mix(hidden, ranker.selection.tasks["like"].items())
+        mixed = graph._mix(hidden, graph.factors["like"])
         (gradient,) = torch.autograd.grad(graph._tower("like", mixed).sum(), x)
         total += gradient / steps
     attributions = ((stop - start) * total).detach().numpy()

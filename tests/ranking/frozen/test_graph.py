@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,14 @@ from ranking.errors import BundleError, NotConvergedError
 from ranking.frozen.freeze import freeze
 from ranking.frozen.graph import FrozenGraph
 from ranking.frozen.ranker import FrozenRanker
+from ranking.frozen.weights import validate_weight_shapes
 from ranking.gates.base import mean_selection
 from ranking.gates.config import GateConfig
 from ranking.model.mmoe import ForwardOutput, MMoE
 from ranking.schema import Owner, Schema
+from ranking.selection import Reading
 
-MakeMMoE = Callable[[GateConfig], MMoE]
+MakeMMoE = Callable[..., MMoE]
 DrawRows = Callable[[int, int], pa.Table]
 GATE_CONFIG: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
 
@@ -44,7 +46,13 @@ STATIC: dict[str, dict[str, Any]] = {
     "gumbel_softmax": {"kind": "gumbel_softmax"},
     "softmax_selectors": {"kind": "softmax_selectors", "k": 2},
     "shared_bottom": {"kind": "shared_bottom"},
+    "dselect_k, scaled": {"k": 2, "reading": "scaled"},
+    "dselect_k, side by side": {"k": 2, "reading": "side_by_side"},
+    "softmax_selectors, side by side": {"kind": "softmax_selectors", "k": 3, "reading": "side_by_side"},
+    "gumbel_softmax, scaled": {"kind": "gumbel_softmax", "reading": "scaled"},
+    "shared_bottom, side by side": {"kind": "shared_bottom", "reading": "side_by_side"},
 }
+"""Settings of a gate, and ``model.reading``."""
 PER_EXAMPLE: dict[str, dict[str, Any]] = {
     "dselect_k per example": {"k": 2, "per_example": True},
     "dselect_k random per example": {"k": 2, "per_example": True, "surplus": "random"},
@@ -83,15 +91,17 @@ def frozen(
     """Function (kind of gate) that returns a model with a final gate and its frozen ranker."""
 
     def make(kind: str) -> tuple[MMoE, FrozenRanker]:
-        config = GATE_CONFIG.validate_python((STATIC | PER_EXAMPLE)[kind])
-        model = make_mmoe(config)
+        settings = dict((STATIC | PER_EXAMPLE)[kind])
+        reading = settings.pop("reading", "sum")
+        config = GATE_CONFIG.validate_python(settings)
+        model = make_mmoe(config, reading)
         experts = list(range(5))
         if "budget" in kind:
             experts = [0, 2, 3]
             model.gate.restrict(experts)
         model.gate = model.gate.serving_gate()
         model.gate.finalize()
-        model.keep_experts(experts if kind != "shared_bottom" else [0])
+        model.keep_experts(experts if config.kind != "shared_bottom" else [0])
         routed = None
         if model.gate.per_example:
             means = torch.full((len(hand_schema.tasks), 5), 1 / len(experts))
@@ -246,6 +256,26 @@ def test_frozen_ranker_of_static_gate_excludes_unselected_experts(
         assert not any(name.startswith(("gate.", "norm.")) for name in ranker.weights)
 
 
+@pytest.mark.parametrize("reading", get_args(Reading))
+def test_frozen_graph_evaluates_only_experts_of_requested_tasks(
+    ranker_of: Callable[[Reading], FrozenRanker], draw_rows: DrawRows, reading: Reading
+) -> None:
+    """Others are NaN, which a product with 0 would keep."""
+    ranker = ranker_of(reading)
+    inputs, names = ranker.encoder.encode(ranker.complete(draw_rows(20, 5))), ranker.schema.task_names
+    expected = ranker.outputs(inputs, names)
+    for subset in task_subsets(names):
+        needed = {f"expert.{expert}" for expert in ranker.selection.experts_for(subset)}
+        weights = {
+            name: np.full_like(weight, np.nan)
+            if name.startswith("expert.") and name.rpartition(".")[0].rpartition(".")[0] not in needed
+            else weight
+            for name, weight in ranker.weights.items()
+        }
+        outputs = replace(ranker, weights=weights).outputs(inputs, subset)
+        np.testing.assert_array_equal(outputs, expected[:, [names.index(name) for name in subset]])
+
+
 # Validation.
 
 
@@ -292,6 +322,27 @@ def test_bundle_of_every_gate_loads_with_same_gate_and_scores(pair: Pair, draw_r
     assert (tmp_path / "bundle" / "body.onnx").exists() == (loaded.gate is None)
     for tasks in (None, ["watch"], ["rating", "click"]):
         assert loaded.score(rows, tasks).equals(pair.ranker.score(rows, tasks))
+
+
+@pytest.mark.parametrize("reading", ["scaled", "side_by_side"])
+def test_bundle_of_another_reading_has_a_format_of_its_own_and_is_validated(
+    ranker_of: Callable[[Reading], FrozenRanker], draw_rows: DrawRows, tmp_path: Path, reading: Reading
+) -> None:
+    """A service of an earlier version, which would add up the experts, must reject it."""
+    ranker, folder = ranker_of(reading), tmp_path / "bundle"
+    bundle.write_bundle(ranker, ranker.complete(draw_rows(16, 11)), folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["format"] == 5
+    messages = {"sum": "golden rows score differently|tower.click", "future": "reading 'future' is unknown"}
+    for other, message in messages.items():
+        selection = manifest["selection"] | {"reading": other}
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"selection": selection}))
+        checksums.write_checksums(folder)
+        with pytest.raises(BundleError, match=message):
+            ranking.load(folder)
+    name = next(name for name in ranker.weights if name.startswith(("factors.click", "tower.click.0.weight")))
+    with pytest.raises(ValueError, match=f"'{name}' has shape"):
+        validate_weight_shapes({**ranker.weights, name: ranker.weights[name][:-1]}, ranker.encoder, ranker.selection)
 
 
 @pytest.mark.parametrize("gate", [None, {"kind": "softmax", "per_example": True}, {"kind": "nothing"}, 3], ids=str)

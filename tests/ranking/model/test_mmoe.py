@@ -24,10 +24,12 @@ from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.losses import task_losses
 from ranking.model.mmoe import MMoE, ModelConfig
+from ranking.model.readings import ScaledSum, SideBySide
 from ranking.schema import Owner, Schema
+from ranking.selection import Reading
 
-MakeModel = Callable[[], MMoE]
-MakeMMoE = Callable[[GateConfig], MMoE]
+MakeModel = Callable[..., MMoE]
+MakeMMoE = Callable[..., MMoE]
 GATE_CONFIG: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
 
 
@@ -86,6 +88,55 @@ def test_mmoe_tower_input_is_gate_weighted_sum_of_experts(make_model: MakeModel,
         for layer in model.towers.stack:
             hidden = torch.relu(hidden @ layer.weight[t] + layer.bias[t])
         torch.testing.assert_close(outputs[:, t], (hidden @ model.output.weight[t] + model.output.bias[t])[:, 0])
+
+
+def test_mmoe_tower_input_scaled_weights_each_unit_of_the_experts(make_model: MakeModel, inputs: TorchBatch) -> None:
+    model = make_model("scaled")
+    assert isinstance(model.reading, ScaledSum)
+    experts, weights, outputs = model.experts(model.forward_with_routing(inputs).x), model.gate(), model(inputs)
+    for t in range(4):
+        hidden = sum(2 * weights[t, e] * model.reading.scale[e, t] * experts[e] for e in range(5))
+        for layer in model.towers.stack:
+            hidden = torch.relu(hidden @ layer.weight[t] + layer.bias[t])
+        torch.testing.assert_close(outputs[:, t], (hidden @ model.output.weight[t] + model.output.bias[t])[:, 0])
+
+
+def test_mmoe_tower_side_by_side_has_a_block_of_its_first_layer_per_expert(
+    make_model: MakeModel, inputs: TorchBatch
+) -> None:
+    model = make_model("side_by_side")
+    assert isinstance(model.reading, SideBySide)
+    assert not model.towers.stack, "the only layer is part of the reading"
+    experts, weights, outputs = model.experts(model.forward_with_routing(inputs).x), model.gate(), model(inputs)
+    for t in range(4):
+        hidden = sum(2 * weights[t, e] * (experts[e] @ model.reading.blocks[e, t]) for e in range(5))
+        hidden = torch.relu(hidden + model.reading.bias[t])
+        torch.testing.assert_close(outputs[:, t], (hidden @ model.output.weight[t] + model.output.bias[t])[:, 0])
+
+
+@pytest.mark.parametrize("reading", ["scaled", "side_by_side"])
+def test_mmoe_of_every_reading_has_gradients_and_keeps_outputs_without_unselected_experts(
+    make_mmoe: MakeMMoE, make_model: MakeModel, inputs: TorchBatch, reading: Reading
+) -> None:
+    model = make_mmoe(GATE_CONFIG.validate_python({"k": 2}), reading).train()
+    with torch.no_grad():
+        model.gate.z.mul_(0.02)
+    model(inputs).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.ne(0).any(), name
+    model = make_model(reading)
+    before = model(inputs)
+    model.keep_experts(selected_experts(model))
+    assert {len(parameter) for name, parameter in model.named_parameters() if name.startswith("experts.")} == {4}
+    torch.testing.assert_close(model(inputs), before, rtol=0.0, atol=1e-5)
+    assert model.selection().reading == reading
+
+
+@pytest.mark.parametrize("gate", [{"k": 2, "per_example": True}, {"kind": "attentive"}], ids=str)
+def test_model_config_reading_of_a_per_example_gate_is_rejected(gate: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match='reading = "scaled" needs a gate that selects per task'):
+        ModelConfig.model_validate({"gate": gate, "reading": "scaled"})
 
 
 GATES: list[dict[str, Any]] = [

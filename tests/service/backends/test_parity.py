@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -24,6 +25,7 @@ from ranking.frozen.calibration import Calibration, Isotonic, Platt
 from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
+from ranking.selection import Reading
 from service.backends import onnx as onnx_backend
 from service.backends.base import Backend, LRUCache
 from service.backends.cuda import CudaBackend
@@ -83,15 +85,23 @@ def create_backend(request: pytest.FixtureRequest) -> Callable[[FrozenRanker], B
 
 
 @given(
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), tasks=st.permutations(TASKS), count=st.integers(1, 4)
+    reading=st.sampled_from(get_args(Reading)),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    tasks=st.permutations(TASKS),
+    count=st.integers(1, 4),
 )
 def test_backends_any_tasks_and_requests_match_reference(
-    hand_ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], tasks: list[str], count: int
+    ranker_of: Callable[[Reading], FrozenRanker],
+    draw_rows: DrawRows,
+    reading: Reading,
+    sizes: list[int],
+    tasks: list[str],
+    count: int,
 ) -> None:
-    batch, expected = encode_requests(hand_ranker, draw_rows, sizes)
-    requested = tasks[:count]
+    ranker, requested = ranker_of(reading), tasks[:count]
+    batch, expected = encode_requests(ranker, draw_rows, sizes)
     for create in OPTIMIZED.values():
-        scores = create(hand_ranker).scores(batch, requested)
+        scores = create(ranker).scores(batch, requested)
         assert scores.dtype == np.float32
         np.testing.assert_allclose(scores, expected[:, [TASKS.index(task) for task in requested]], rtol=1e-5, atol=1e-5)
 
