@@ -1,9 +1,9 @@
 """Cost and quality: the serving cost that an experts budget saves, and its effect on AUC and RMSE.
 
-Trains many configurations on KuaiRand and on generated logs whose tasks conflict to a given degree, each with the same
-seeds and without counters. Compares each with the model without a budget of the same seed on the same test rows.
-Writes ``frontier.json`` (every run, and means of paired differences with 95 % intervals over seeds), the same as tables
-in ``frontier.md``, and ``frontier.svg``. Finished runs are kept in the work folder, so that a later call continues an
+Trains many configurations on KuaiRand, each with the same seeds and without counters. Compares each with the model
+without a budget of the same seed on the same test rows. ``benchmarks.selection`` has logs whose tasks conflict. Writes
+``frontier.json`` (every run, and means of paired differences with 95 % intervals over seeds), the same as a table in
+``frontier.md``, and ``frontier.svg``. Finished runs are kept in the work folder, so that a later call continues an
 interrupted one.
 
     python -m benchmarks.frontier --kuairand KUAIRAND --work WORK --out docs/results
@@ -80,13 +80,10 @@ def experts(n: int, width: int, k: int, budget: int | None, family: str, label: 
     )
 
 
-def shared(width: int, layers: int = 1) -> Model:
-    """Return a shared-bottom model."""
-    return Model(
-        f"shared bottom {width}" + (f" × {layers} layers" if layers > 1 else ""),
-        "shared bottom",
-        ("model.gate.kind=shared_bottom", f"model.expert_layers={[width] * layers}"),
-    )
+def shared(width: int) -> Model:
+    """Return a shared-bottom model with one layer."""
+    settings = ("model.gate.kind=shared_bottom", f"model.expert_layers=[{width}]")
+    return Model(f"shared bottom {width}", "shared bottom", settings)
 
 
 def union(weight: float) -> Model:
@@ -122,53 +119,16 @@ KUAIRAND = (
 )
 
 
-def conflict(layers: Sequence[int], wide: int) -> tuple[Model, ...]:
-    """Return models with eight experts of these layers, and a shared bottom with the cost of four of them."""
-    shape = f"model.expert_layers={list(layers)}"
-
-    def model(label: str, family: str, n: int, k: int, budget: int | None) -> Model:
-        settings = (shape, f"model.experts={n}", f"model.gate.k={k}", f"model.gate.experts_budget={budget or n}")
-        return Model(label, family, settings)
-
-    return (
-        model(REFERENCE, "no budget", 8, 2, None),
-        model("B = 4", "budget", 8, 2, 4),
-        model("B = 2", "budget", 8, 2, 2),
-        model("n = 4 from scratch", "n = B from scratch", 4, 2, None),
-        model("n = 2 from scratch", "n = B from scratch", 2, 2, None),
-        shared(wide, len(layers)),
+def kuairand_study(kuairand: Path) -> Study:
+    """Return the study of a folder with the original files."""
+    pairs = tuple(
+        (f"n = 8 × 128, k = 2, B = {b}", other)
+        for b, wide in ((2, 189), (4, 310))
+        for other in (f"shared bottom {wide}", f"n = {b} × 128, k = 2, no budget")
     )
-
-
-def studies(kuairand: Path | None) -> list[Study]:
-    """Return all studies; without KuaiRand only those on generated logs."""
-    result = []
-    if kuairand is not None:
-        auc_tasks = ("click", "long_view", "like", "profile_enter")
-        pairs = tuple(
-            (f"n = 8 × 128, k = 2, B = {b}", other)
-            for b, wide in ((2, 189), (4, 310))
-            for other in (f"shared bottom {wide}", f"n = {b} × 128, k = 2, no budget")
-        )
-        result.append(
-            Study(
-                "KuaiRand",
-                ("kuairand", "--raw", str(kuairand)),
-                KUAIRAND,
-                auc_tasks,
-                ("watch_time",),
-                equal_cost_pairs=pairs,
-            )
-        )
-    for degree in (0.0, 0.5, 1.0):
-        log = ("synthetic", "--rows", "100000", "--conflict", str(degree))
-        for shape, models in (("32", conflict([32], 84)), ("32-32", conflict([32, 32], 78))):
-            name = f"conflict {degree}, experts {shape}"
-            settings = ("training.batch_size=256", "model.tower_layers=[16]")
-            auc_tasks = ("click", "long_view", "share", "like")
-            pairs = (("B = 2", "n = 2 from scratch"), ("B = 4", "n = 4 from scratch"), ("B = 4", models[-1].label))
-            result.append(Study(name, log, models, auc_tasks, ("watch_time", "rating"), settings, pairs))
-    return result
+    log = ("kuairand", "--raw", str(kuairand))
+    auc_tasks = ("click", "long_view", "like", "profile_enter")
+    return Study("KuaiRand", log, KUAIRAND, auc_tasks, ("watch_time",), equal_cost_pairs=pairs)
 
 
 def write_log(study: Study, work: Path) -> Path:
@@ -311,9 +271,7 @@ def _differences(row: dict[str, Any]) -> str:
 def main() -> None:
     """Train the missing configurations, then write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument(
-        "--kuairand", type=Path, help="folder of the original KuaiRand files (default: generated logs only)"
-    )
+    parser.add_argument("--kuairand", type=Path, required=True, help="folder of the original KuaiRand files")
     parser.add_argument("--work", type=Path, required=True, help="folder of logs and finished runs")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--seeds", type=int, default=6, choices=range(2, 11), help="runs of each configuration")
@@ -321,7 +279,7 @@ def main() -> None:
         "--jobs", type=int, default=os.cpu_count(), help="processes with one thread each (default: all cores)"
     )
     arguments = parser.parse_args()
-    all_studies = studies(arguments.kuairand)
+    all_studies = [kuairand_study(arguments.kuairand)]
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         futures = {}
         for s, study in enumerate(all_studies):

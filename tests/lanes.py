@@ -31,6 +31,7 @@ SECONDS = {
 PROGRAM_MODULES = {
     "benchmarks.frontier",
     "benchmarks.lookup",
+    "benchmarks.selection",
     "benchmarks.serving.budget",
     "benchmarks.serving.peers.catalog",
     "benchmarks.training.__main__",

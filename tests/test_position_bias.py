@@ -54,8 +54,8 @@ def write_slates(folder: Path, seed: int) -> npt.NDArray[np.float64]:
         "model": {**config["model"], "side_tower": {"features": ["position"]}},
     }
     users, items = pa.table({"user_id": ["u"]}), pa.table({"item_id": [0]})
-    write_logs(folder / "plain", config, pa.table(log), users, items)
-    write_logs(folder / "position_aware", position_aware, pa.table(log), users, items)
+    write_logs(folder / "plain", config, pa.table(log), users=users, items=items)
+    write_logs(folder / "position_aware", position_aware, pa.table(log), users=users, items=items)
     return quality
 
 

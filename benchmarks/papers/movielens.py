@@ -206,7 +206,7 @@ def write_examples(raw: Path, out: Path) -> None:
         "features": [feature(name, "categorical", owner) for name, owner in (("user_id", "user"), ("item_id", "item"))],
         "tasks": [task(WATCHED, "binary"), task(RATING, "regression", min=1, max=5)],
     }
-    write_logs(out, config, log, users.select(["user_id"]), items.select(["item_id"]))
+    write_logs(out, config, log, users=users.select(["user_id"]), items=items.select(["item_id"]))
 
 
 def sample_unwatched(

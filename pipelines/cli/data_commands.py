@@ -35,7 +35,7 @@ def add_commands(commands: CommandGroup) -> None:
     synthetic.add_argument(
         "--conflict",
         type=fraction,
-        help="degree of conflict between tasks, from 0 to 1 (default: each task mixes its own experts)",
+        help="another log, with 24 tasks in 8 groups: share of what the groups do not have in common, from 0 to 1",
     )
     synthetic.add_argument("--first-day", type=day, metavar="DATE", help="first day of the log (default: 2026-01-01)")
     kuairand = sources.add("kuairand", "convert the original files of KuaiRand (CSV or Parquet)", _kuairand_command)
@@ -92,10 +92,13 @@ def _demo_command(arguments: argparse.Namespace) -> None:
 
 
 def _synthetic_command(arguments: argparse.Namespace) -> None:
-    from pipelines.datasets.synthetic import FIRST_DAY, generate
+    from pipelines.datasets import conflict, synthetic
 
-    first_day = arguments.first_day or FIRST_DAY
-    generate(arguments.out, arguments.rows, arguments.seed, arguments.conflict, first_day=first_day)
+    rows, seed, first_day = arguments.rows, arguments.seed, arguments.first_day or synthetic.FIRST_DAY
+    if arguments.conflict is None:
+        synthetic.generate(arguments.out, rows, seed, first_day=first_day)
+    else:
+        conflict.generate(arguments.out, arguments.conflict, rows, seed, first_day=first_day)
     print(arguments.out / "ranker.toml")
 
 

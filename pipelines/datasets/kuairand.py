@@ -68,7 +68,7 @@ def convert(raw: Path, out: Path) -> None:
         users, items = _users(users), _items(videos, log)
     except KeyError as error:
         raise LogError(f"{raw}: a column is missing: {error.args[0]}; restore the original files of KuaiRand") from None
-    write_logs(out, _config(), log, users, items)
+    write_logs(out, _config(), log, users=users, items=items)
 
 
 def _read(raw: Path, name: str) -> pa.Table:

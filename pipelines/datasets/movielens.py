@@ -88,7 +88,7 @@ def convert(raw: Path, out: Path) -> None:
     if not seconds.size or not np.all((seconds >= 0) & (seconds < MAX_TIME)):
         problem = "a time is not in Unix seconds" if seconds.size else "there is no rating"
         raise LogError(f"{raw}: {problem}; {RESTORE}")
-    write_logs(out, _config(seconds), _log(ratings), users.select(USER), movies)
+    write_logs(out, _config(seconds), _log(ratings), users=users.select(USER), items=movies)
 
 
 def _read(raw: Path) -> Tables:

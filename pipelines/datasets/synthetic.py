@@ -80,7 +80,6 @@ def generate(
     out: Path,
     rows: int = 200_000,
     seed: int = 0,
-    conflict: float | None = None,
     *,
     users: int | None = None,
     items: int | None = None,
@@ -92,9 +91,6 @@ def generate(
         out: new folder.
         rows: number of impressions.
         seed: seed of all random draws.
-        conflict: degree of conflict between tasks, from 0 (all tasks follow one signal) to 1 (independent signals).
-            The signals of two tasks correlate at 1 − conflict if their experts differ, and at 1 if they are the same.
-            Default: every task mixes its two experts in its own way.
         users: number of users; default: one per 20 impressions, at least 50.
         items: number of items; default: one per 100 impressions, at least 50.
         first_day: day of the first impressions.
@@ -118,7 +114,7 @@ def generate(
         "hour": second // 3600 % 24,
     }
     x = np.hstack([user_factors[user], item_factors[item], user_factors[user] * item_factors[item], np.eye(3)[surface]])
-    log |= _labels(x, conflict, random)
+    log |= _labels(x, random)
     write_logs(out, _config(rows, first_day), pa.table(log), users=user_table, items=item_table)
 
 
@@ -178,19 +174,19 @@ def _tags(factors: Array, prefix: str, random: np.random.Generator) -> pa.Array:
     )
 
 
-def _labels(x: Array, conflict: float | None, random: np.random.Generator) -> dict[str, pa.Array]:
+def _labels(x: Array, random: np.random.Generator) -> dict[str, pa.Array]:
     """Return the labels and their true probabilities or means."""
-    signal_of = _mixed_signals(x, random) if conflict is None else _conflicting_signals(x, conflict, random)
+    signal_of = _mixed_signals(x, random)
     columns: dict[str, pa.Array] = {}
     for truth in TRUTHS:
         signal = signal_of(truth)
-        signal = truth.spread * (signal - signal.mean()) / (signal.std() or 1.0)
+        signal = truth.spread * standardize(signal)
         if truth.noise:
             mean = truth.level + signal
             label = mean + truth.noise * random.standard_normal(len(mean))
             label = np.expm1(np.maximum(label, 0.0)) if truth.name == "watch_time" else label
         else:
-            mean = _sigmoid(signal + _bias_for(truth.level, signal))
+            mean = sigmoid(signal + bias_for(truth.level, signal))
             label = (random.random(len(mean)) < mean).astype(np.int8)
         columns[truth.name] = pa.array(label, mask=random.random(len(mean)) >= truth.label_rate)
         columns[f"true_{truth.name}"] = pa.array(mean)
@@ -209,46 +205,48 @@ def _mixed_signals(x: Array, random: np.random.Generator) -> Callable[[Truth], A
     return signal
 
 
-def _conflicting_signals(x: Array, conflict: float, random: np.random.Generator) -> Callable[[Truth], Array]:
-    """Return sums of a common signal (weight √(1 − conflict)) and a signal per pair of experts (weight √conflict)."""
-    pairs = list(dict.fromkeys(truth.experts for truth in TRUTHS))
-    drawn = [_standardize(_expert(x, random) @ random.standard_normal(HIDDEN)) for _ in [None, *pairs]]
-    common, *own = np.linalg.qr(np.stack(drawn, 1))[0].T  # exactly uncorrelated in these rows
-    return lambda truth: np.sqrt(1 - conflict) * common + np.sqrt(conflict) * own[pairs.index(truth.experts)]
-
-
 def _expert(x: Array, random: np.random.Generator) -> Array:
     """Return the output of a random tanh layer [rows, HIDDEN]."""
     outputs: Array = np.tanh(x @ (random.standard_normal((x.shape[1], HIDDEN)) / np.sqrt(x.shape[1])))
     return outputs
 
 
-def _standardize(signal: Array) -> Array:
-    standardized: Array = (signal - signal.mean()) / (signal.std() or 1.0)
+def standardize(signal: Array) -> Array:
+    """Return signals with mean 0 and standard deviation 1 over the rows."""
+    standardized: Array = (signal - signal.mean(0)) / np.maximum(signal.std(0), 1e-12)
     return standardized
 
 
-def _sigmoid(logits: Array) -> Array:
+def sigmoid(logits: Array) -> Array:
+    """Return the probabilities of logits."""
     probabilities: Array = 1 / (1 + np.exp(-logits))
     return probabilities
 
 
-def _bias_for(rate: float, logits: Array) -> float:
+def bias_for(rate: float, logits: Array) -> float:
     """Return the bias for which the mean probability equals the base rate, by bisection."""
     low, high = -30.0, 30.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _sigmoid(logits + middle).mean() < rate else (low, middle)
+        low, high = (middle, high) if sigmoid(logits + middle).mean() < rate else (low, middle)
     return low
 
 
-def _batch_size(rows: int) -> int:
+def batch_size(rows: int) -> int:
     """Return the largest power of two, from 32 to 512, that leaves an epoch enough steps.
 
     Batch norm needs at least 32 rows.
     """
     limit = rows * (DAYS - 2) // DAYS // MIN_EPOCH_STEPS
     return min(512, max(32, 1 << max(0, limit.bit_length() - 1)))
+
+
+def split_days(first_day: date) -> dict[str, Any]:
+    """Return the bounds of the splits, as ``[logs]`` has them: the last two days validate and test."""
+    return {
+        "validation_from": f"{first_day + timedelta(days=DAYS - 2)}T00:00:00",
+        "test_from": f"{first_day + timedelta(days=DAYS - 1)}T00:00:00",
+    }
 
 
 def _config(rows: int, first_day: date) -> dict[str, Any]:
@@ -282,12 +280,9 @@ def _config(rows: int, first_day: date) -> dict[str, Any]:
     return {
         "name": "feed",
         "columns": {"time": "time", "user": "user_id", "item": "item_id"},
-        "logs": {
-            "validation_from": f"{first_day + timedelta(days=DAYS - 2)}T00:00:00",
-            "test_from": f"{first_day + timedelta(days=DAYS - 1)}T00:00:00",
-        },
+        "logs": split_days(first_day),
         "model": {"gate": {"kind": "dselect_k"}},
-        "training": {"batch_size": _batch_size(rows)},
+        "training": {"batch_size": batch_size(rows)},
         "serving": {"objective": OBJECTIVE},
         "counters": [counter([key], COUNTED) for key in ("user_id", "item_id")],
         "features": features,

@@ -32,21 +32,20 @@ def counter(of: list[str], labels: list[str], **options: Any) -> dict[str, Any]:
     return {"of": of, "labels": labels, **options}
 
 
-def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table, items: pa.Table) -> None:
-    """Write ``ranker.toml``, ``log/date=YYYY-MM-DD/part-0.parquet``, ``users.parquet`` and ``items.parquet``.
+def write_logs(out: Path, config: dict[str, Any], log: pa.Table, **sides: pa.Table) -> None:
+    """Write ``ranker.toml``, ``log/date=YYYY-MM-DD/part-0.parquet`` and the side tables.
 
     Args:
         out: new or empty folder; it is created atomically.
         config: content of the ranker.toml without the paths; in ``logs``, split bounds as ISO 8601 text.
         log: one row per impression, with the time column that the configuration names.
-        users: user features by id.
-        items: item features by id.
+        sides: features by id: ``users`` and ``items``, each written to a file of this name.
 
     Raises:
         OutputError: ``out`` is not empty, or cannot be written.
     """
     settings = {k: datetime.fromisoformat(v) if isinstance(v, str) else v for k, v in config["logs"].items()}
-    paths = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
+    paths = {"path": "log"} | {side: f"{side}.parquet" for side in sides}
     log = log.drop_columns([c for c in ("date",) if c in log.column_names])
     day = pc.strftime(log[config["columns"]["time"]], "%Y-%m-%d")
     with atomic_directory(out) as draft:
@@ -56,5 +55,5 @@ def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table
             folder.mkdir(parents=True)
             rows = log.filter(pc.equal(day, date))
             pq.write_table(rows, folder / "part-0.parquet", row_group_size=ROW_GROUP_SIZE)
-        pq.write_table(users, draft / "users.parquet")
-        pq.write_table(items, draft / "items.parquet")
+        for side, table in sides.items():
+            pq.write_table(table, draft / paths[side])

@@ -19,12 +19,12 @@ def result(seed: int, click: float, rmse: float, flops: int) -> dict[str, Any]:
     return {"seed": seed, "frozen_flops": flops, "dense_flops": 100, "experts_used": 2, "tasks": tasks}
 
 
-def test_studies_have_valid_configurations_and_one_reference(logs: Path) -> None:
-    for study in frontier.studies(Path("raw")):
-        assert [model.label for model in study.models].count(frontier.REFERENCE) == 1
-        assert len({model.label for model in study.models}) == len(study.models)
-        for model in study.models:
-            load_config(logs / "ranker.toml", [*study.settings, *model.settings])
+def test_study_has_valid_configurations_and_one_reference(logs: Path) -> None:
+    study = frontier.kuairand_study(Path("raw"))
+    assert [model.label for model in study.models].count(frontier.REFERENCE) == 1
+    assert len({model.label for model in study.models}) == len(study.models)
+    for model in study.models:
+        load_config(logs / "ranker.toml", [*study.settings, *model.settings])
 
 
 def test_compare_pairs_runs_of_the_same_seed(tmp_path: Path) -> None:
@@ -51,7 +51,9 @@ def test_compare_pairs_runs_of_the_same_seed(tmp_path: Path) -> None:
 
 def test_published_results_have_the_current_configurations() -> None:
     published = json.loads((ROOT / "docs" / "results" / "frontier.json").read_text())
-    expected = {s.name: {m.label: [*s.settings, *m.settings] for m in s.models} for s in frontier.studies(Path("raw"))}
+    expected = {
+        s.name: {m.label: [*s.settings, *m.settings] for m in s.models} for s in [frontier.kuairand_study(Path("raw"))]
+    }
     settings = {name: {row["label"]: row["settings"] for row in study["models"]} for name, study in published.items()}
     assert settings == expected
     assert all(len(row["runs"]) >= 6 for study in published.values() for row in study["models"])

@@ -10,7 +10,6 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.cli.main import main
 from pipelines.config.config import load_config
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.datasets import synthetic
@@ -233,34 +232,3 @@ def test_popularity_follows_a_power_law(log: pa.Table, key: str, exponent: float
     counts = np.sort(pc.value_counts(log[key]).field("counts").to_numpy())[::-1][:100]
     slope, _ = np.polyfit(np.log(np.arange(1, 101)), np.log(counts), 1)
     assert -slope == pytest.approx(exponent, abs=0.1)
-
-
-# Conflict.
-
-
-@pytest.mark.parametrize("degree", [0.0, 0.3, 1.0])
-def test_conflict_sets_the_correlation_of_task_signals(tmp_path: Path, degree: float) -> None:
-    generate(tmp_path / "log", 5_000, conflict=degree)
-    log = pq.read_table(tmp_path / "log" / "log")
-    binary = ["click", "long_view", "share", "like", "dislike"]
-    rates = {task: log[f"true_{task}"].to_numpy() for task in binary}
-    signals = [np.log(rate / (1 - rate)) for rate in rates.values()]
-    found = np.corrcoef([*signals, log["true_rating"].to_numpy()])
-    group = np.array([0, 0, 1, 2, 3, 2])  # by the pair of experts
-    expected = np.where(group[:, None] == group, 1.0, 1 - degree)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_conflict_keeps_the_base_rates(tmp_path: Path) -> None:
-    generate(tmp_path / "log", 20_000, conflict=0.5)
-    log = pq.read_table(tmp_path / "log" / "log")
-    for task, rate in BASE_RATES.items():
-        assert np.mean(log[f"true_{task}"].to_numpy()) == pytest.approx(rate, abs=0.001)
-
-
-@pytest.mark.parametrize("wrong", ["-0.1", "1.1", "nan", "much"])
-def test_conflict_outside_0_to_1_is_rejected(tmp_path: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["logs", "synthetic", "--out", str(tmp_path / "log"), f"--conflict={wrong}"])
-    assert stopped.value.code == 2
-    assert "is not a number from 0 to 1" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def files(folder: Path) -> list[str]:
 def test_write_logs_creates_daily_partitions_side_tables_and_config(
     tmp_path: Path, log: pa.Table, config: dict[str, Any]
 ) -> None:
-    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    write_logs(tmp_path / "out", config, log, users=USERS, items=ITEMS)
     assert files(tmp_path / "out") == [
         "items.parquet",
         "log/date=2025-12-30/part-0.parquet",
@@ -59,7 +59,7 @@ def test_write_logs_creates_daily_partitions_side_tables_and_config(
 def test_write_logs_keeps_every_row_and_column_in_the_partition_of_its_day(
     tmp_path: Path, log: pa.Table, config: dict[str, Any]
 ) -> None:
-    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    write_logs(tmp_path / "out", config, log, users=USERS, items=ITEMS)
     written = ds.dataset(tmp_path / "out" / "log", format="parquet", partitioning="hive").to_table()
     assert written.select(log.column_names).sort_by("n").to_pylist() == log.to_pylist()
     assert all(row["at"].date().isoformat() == row["date"] for row in written.to_pylist())
@@ -68,13 +68,13 @@ def test_write_logs_keeps_every_row_and_column_in_the_partition_of_its_day(
 def test_write_logs_replaces_date_column_by_the_partition_key(
     tmp_path: Path, log: pa.Table, config: dict[str, Any]
 ) -> None:
-    write_logs(tmp_path / "out", config, log.append_column("date", pa.array([20251230] * 12)), USERS, ITEMS)
+    write_logs(tmp_path / "out", config, log.append_column("date", pa.array([20251230] * 12)), users=USERS, items=ITEMS)
     file = tmp_path / "out" / "log" / "date=2026-01-01" / "part-0.parquet"
     assert pq.read_schema(file).names == log.column_names
 
 
 def test_written_config_names_the_files(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
-    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    write_logs(tmp_path / "out", config, log, users=USERS, items=ITEMS)
     loaded = load_config(tmp_path / "out" / "ranker.toml")
     assert loaded.logs.path == tmp_path / "out" / "log"
     assert loaded.logs.users == tmp_path / "out" / "users.parquet"
@@ -87,12 +87,12 @@ def test_written_config_names_the_files(tmp_path: Path, log: pa.Table, config: d
 
 def test_written_config_keeps_other_settings_of_the_log(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
     config["logs"]["allow_missing_days"] = True
-    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    write_logs(tmp_path / "out", config, log, users=USERS, items=ITEMS)
     assert load_config(tmp_path / "out" / "ranker.toml").logs.allow_missing_days
 
 
 def test_written_config_uses_relative_paths(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
-    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    write_logs(tmp_path / "out", config, log, users=USERS, items=ITEMS)
     written = tomllib.loads((tmp_path / "out" / "ranker.toml").read_text())
     assert written["logs"]["path"] == "log"
     (tmp_path / "out").rename(tmp_path / "moved")
@@ -100,7 +100,7 @@ def test_written_config_uses_relative_paths(tmp_path: Path, log: pa.Table, confi
 
 
 def test_write_logs_creates_parent_folders(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
-    write_logs(tmp_path / "a" / "b" / "out", config, log, USERS, ITEMS)
+    write_logs(tmp_path / "a" / "b" / "out", config, log, users=USERS, items=ITEMS)
     assert (tmp_path / "a" / "b" / "out" / "ranker.toml").is_file()
 
 
@@ -114,7 +114,7 @@ def test_write_logs_into_existing_path_is_rejected(
     else:
         (out / "mine").mkdir(parents=True)
     with pytest.raises(OutputError, match="exists and is never overwritten: name another folder"):
-        write_logs(out, config, log, USERS, ITEMS)
+        write_logs(out, config, log, users=USERS, items=ITEMS)
     assert (out.read_text() == "mine") if kind == "file" else (out / "mine").is_dir()
 
 
@@ -130,12 +130,12 @@ def test_write_logs_that_fails_leaves_no_files(
 
     monkeypatch.setattr(pq, "write_table", disk_full)
     with pytest.raises(OutputError, match="No space left on device"):
-        write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+        write_logs(tmp_path / "out", config, log, users=USERS, items=ITEMS)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_unwritable_path_is_named(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(OutputError) as caught:
-        write_logs(tmp_path / "file" / "out", config, log, USERS, ITEMS)
+        write_logs(tmp_path / "file" / "out", config, log, users=USERS, items=ITEMS)
     assert str(caught.value).startswith(f"{tmp_path}/file is a file, not a folder")
