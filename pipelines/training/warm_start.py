@@ -123,12 +123,12 @@ class WarmStart:
             if TABLES in name and len(table) > len(weights[name]):
                 new_rows = weights[name][OOV].expand(len(table) - len(weights[name]), -1)
                 weights[name] = torch.cat([weights[name], new_rows])
-        if self.reopen:
-            weights = _restore_removed_experts(weights, model, experts)
-        else:
+        if not self.reopen:
             model.gate = model.gate.serving_gate()
             model.keep_experts(experts)
         try:
+            if self.reopen:
+                weights = _restore_removed_experts(weights, model, experts)
             model.load_state_dict(weights)
         except RuntimeError as error:
             raise LogError(f"{self.run.path}: the run is damaged or of another version ({error})") from None

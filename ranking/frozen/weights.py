@@ -71,9 +71,8 @@ def validate_weight_shapes(weights: Weights, encoder: Encoder, selection: Select
         raise ValueError(f"the experts have different widths: {sorted(widths)}")
     (width,) = widths
     for task in schema.task_names:
-        for expert, factor in factors_of(weights, selection, task).items():
-            if not isinstance(factor, float):
-                _check_shape(weights, f"{FACTORS}{task}.{expert}", (width,))
+        for expert in selection.tasks[task] if selection.reading == "scaled" else ():
+            _check_shape(weights, f"{FACTORS}{task}.{expert}", (width,))
         inputs = width * (len(selection.tasks[task]) if selection.reading == "side_by_side" else 1)
         if (outputs := _check_layers(weights, f"tower.{task}", inputs)) != 1:
             raise ValueError(f"'tower.{task}' has {outputs} outputs instead of 1")

@@ -341,6 +341,10 @@ def test_bundle_of_another_reading_has_a_format_of_its_own_and_is_validated(
         with pytest.raises(BundleError, match=message):
             ranking.load(folder)
     name = next(name for name in ranker.weights if name.startswith(("factors.click", "tower.click.0.weight")))
+    with pytest.raises(ValueError, match=f"does not contain '{name}'"):
+        validate_weight_shapes(
+            {key: weight for key, weight in ranker.weights.items() if key != name}, ranker.encoder, ranker.selection
+        )
     with pytest.raises(ValueError, match=f"'{name}' has shape"):
         validate_weight_shapes({**ranker.weights, name: ranker.weights[name][:-1]}, ranker.encoder, ranker.selection)
 
