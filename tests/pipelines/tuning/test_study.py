@@ -161,7 +161,7 @@ def test_one_worker_samples_the_same_settings_every_time(shop: Shop, monkeypatch
 
 
 def test_first_trial_trains_the_starting_configuration(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with values outside of the default ranges: a width of 8, a dropout of 0.1."""
+    """Also with values outside of the default ranges: widths of 8, a dropout of 0.1."""
     configs: list[Config] = []
 
     def record(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def test_first_trial_trains_the_starting_configuration(shop: Shop, monkeypatch: 
     assert all(config != start for config in configs[1:])
     first, second, *_ = study.trials()
     assert set(second.params) - set(first.params) == {
-        "model.expert_layers", "model.dropout", "training.learning_rate.trunk", "model.gate.k"
+        "model.expert_layers", "model.tower_layers", "model.dropout", "training.learning_rate.trunk", "model.gate.k"
     } & set(second.params)  # fmt: skip
     assert load_config(study.best_file) == start
     assert summarize(study)["start"] == {"trial": 0, "outcome": "converged", "loss": 2.0}

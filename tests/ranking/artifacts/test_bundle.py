@@ -365,10 +365,10 @@ def test_load_invalid_calibration_is_rejected(copied: Path, calibration: Any, re
 
 
 def test_load_unknown_format_is_rejected(copied: Path) -> None:
-    for number in (1, 5):
+    for number in (1, 6):
         edit_manifest(copied, format=number)
         text = load_error(copied)
-        assert f"{copied}/manifest.json: format {number} is not supported (supported: 2, 3, 4)" in text
+        assert f"{copied}/manifest.json: format {number} is not supported (supported: 2, 3, 4, 5)" in text
         assert "update" in text
         assert "freeze the run again" in text
 
