@@ -58,7 +58,6 @@ class Study:
         models: configurations to train; one of them is the reference.
         auc_tasks: tasks whose mean AUC is compared.
         rmse_tasks: tasks whose mean RMSE is compared.
-        settings: overrides for all models.
         equal_cost_pairs: (label with a budget, label of the same frozen cost) pairs to compare.
     """
 
@@ -67,7 +66,6 @@ class Study:
     models: tuple[Model, ...]
     auc_tasks: tuple[str, ...]
     rmse_tasks: tuple[str, ...]
-    settings: tuple[str, ...] = ()
     equal_cost_pairs: tuple[tuple[str, str], ...] = ()
 
 
@@ -179,7 +177,7 @@ def compare(study: Study, runs: dict[str, list[dict[str, Any]]]) -> dict[str, An
         {
             "label": model.label,
             "family": model.family,
-            "settings": [*study.settings, *model.settings],
+            "settings": list(model.settings),
             "frozen_of_reference_dense": statistics.mean(r["frozen_flops"] for r in runs[model.label]) / dense,
             "experts_used": [r["experts_used"] for r in runs[model.label]],
             "auc": statistics.mean(_mean(r, study.auc_tasks) for r in runs[model.label]),
@@ -279,32 +277,22 @@ def main() -> None:
         "--jobs", type=int, default=os.cpu_count(), help="processes with one thread each (default: all cores)"
     )
     arguments = parser.parse_args()
-    all_studies = [kuairand_study(arguments.kuairand)]
+    study = kuairand_study(arguments.kuairand)
+    config = write_log(study, arguments.work)
+    (arguments.work / "runs").mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         futures = {}
-        for s, study in enumerate(all_studies):
-            config = write_log(study, arguments.work)
-            for m, model in enumerate(study.models):
-                for seed in range(arguments.seeds):
-                    file = arguments.work / "runs" / f"{_file_name(study.name)}.{_file_name(model.label)}.{seed}.json"
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    settings = [*study.settings, *model.settings]
-                    futures[pool.submit(run, config, settings, seed, file)] = (s, m, seed)
-        done: dict[tuple[int, int, int], dict[str, Any]] = {}
+        for model in study.models:
+            for seed in range(arguments.seeds):
+                file = arguments.work / "runs" / f"{file_name(study.name)}.{file_name(model.label)}.{seed}.json"
+                futures[pool.submit(run, config, model.settings, seed, file)] = model.label, seed
+        done: dict[tuple[str, int], dict[str, Any]] = {}
         for future in as_completed(futures):
             done[futures[future]] = future.result()
             print(f"\r{len(done)} of {len(futures)} runs", end="", flush=True)
     print()
-    results = {
-        study.name: compare(
-            study,
-            {
-                model.label: [done[s, m, seed] for seed in range(arguments.seeds)]
-                for m, model in enumerate(study.models)
-            },
-        )
-        for s, study in enumerate(all_studies)
-    }
+    seeds = range(arguments.seeds)
+    results = {study.name: compare(study, {m.label: [done[m.label, seed] for seed in seeds] for m in study.models})}
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "frontier.json").write_text(json.dumps(results, indent=1) + "\n")
     plot(results, arguments.out / "frontier.svg")
@@ -312,7 +300,8 @@ def main() -> None:
     (arguments.out / "frontier.md").write_text("\n".join(["# Cost against quality: every model measured\n", *tables]))
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
+    """Return a text as the name of a file."""
     return "".join(c if c.isalnum() else "-" for c in text)
 
 

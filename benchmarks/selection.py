@@ -22,7 +22,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.frontier import file_name
 from benchmarks.paired import mean_and_error, paired_interval, plus_minus
+from pipelines.bench.tables import section
 
 os.environ["OMP_NUM_THREADS"] = "1"  # One process per core; more threads would wait for each other.
 
@@ -125,8 +127,7 @@ def run(job: tuple[Path, str, float, int, int, tuple[float, float], bool]) -> di
     from pipelines.config.config import load_config
 
     work, name, degree, seed, rows, rates, tested = job
-    key = "".join(c if c.isalnum() else "-" for c in f"{name} {degree} {seed} {rows} {rates} {tested}")
-    file = work / "runs" / f"{key}.json"
+    file = work / "runs" / f"{file_name(f'{name} {degree} {seed} {rows} {rates} {tested}')}.json"
     if file.exists():
         kept: dict[str, Any] = json.loads(file.read_text())
         return kept
@@ -208,28 +209,28 @@ def format_document(results: dict[str, Any]) -> str:
     for degree, contenders in results["degrees"].items():
         shared = best_of(contenders, SHARED)
         rows = [
-            f"| {name} | {statistics.mean(r['flops'] for r in values['runs']):,.0f} | "
-            f"{statistics.mean(r['one_task'] for r in values['runs']):,.0f} | "
-            f"{plus_minus(*mean_and_error(aucs(contenders, name)), 4)} | {difference(contenders, name, shared)} | "
-            f"{difference(contenders, name, OURS)} | {values['rates'][0]:g}, {values['rates'][1]:g} |"
+            (
+                name,
+                f"{statistics.mean(r['flops'] for r in values['runs']):,.0f}",
+                f"{statistics.mean(r['one_task'] for r in values['runs']):,.0f}",
+                plus_minus(*mean_and_error(aucs(contenders, name)), 4),
+                difference(contenders, name, shared),
+                difference(contenders, name, OURS),
+                f"{values['rates'][0]:g}, {values['rates'][1]:g}",
+            )
             for name, values in sorted(contenders.items(), key=lambda item: -statistics.mean(aucs(contenders, item[0])))
         ]
-        parts += [
-            f"## Conflict {degree}\n",
-            f"| contender | FLOPs | one task | AUC | − {shared} | − {OURS} | rates: trunk, gates |",
-            "|---|---|---|---|---|---|---|",
-            *rows,
-            "",
-        ]
+        header = ("contender", "FLOPs", "one task", "AUC", f"− {shared}", f"− {OURS}", "rates: trunk, gates")
+        parts.append(section(f"Conflict {degree}", "The best contender comes first.", header, rows))
     return "\n".join(parts)
 
 
 def plot(results: dict[str, Any], file: Path) -> None:
     """Plot the difference in mean AUC from the best shared bottom, a panel per degree of conflict."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams |= {"svg.hashsalt": "selection", "svg.fonttype": "none"}  # Makes the file reproducible.
+    from benchmarks.papers.plots import COLORS, MARKERS
+
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     names = [contender.name for contender in CONTENDERS]
     for axis, (degree, contenders) in zip(
@@ -241,10 +242,8 @@ def plot(results: dict[str, Any], file: Path) -> None:
                 middle, half = 0.0, 0.0
             else:
                 middle, half = paired_interval(aucs(contenders, name), aucs(contenders, shared))
-            ours = name.startswith("DSelect-k")
-            axis.errorbar(
-                middle, position, xerr=half, fmt="o" if ours else "s", capsize=2, color="#0072b2" if ours else "#d55e00"
-            )
+            style = 0 if name.startswith("DSelect-k") else 1
+            axis.errorbar(middle, position, xerr=half, fmt=MARKERS[style], capsize=2, color=COLORS[style])
         axis.axvline(0, color="grey", linewidth=0.8)
         axis.set_yticks(range(len(names)), names)
         axis.set_title(f"conflict {degree}")

@@ -16,7 +16,7 @@ from ranking.frozen.ranker import FrozenRanker
 from ranking.frozen.weights import FACTORS
 from ranking.gates.config import GateConfig
 from ranking.model.mmoe import MMoE
-from ranking.model.readings import ScaledSum, SideBySide
+from ranking.model.readings import SideBySide, WeightedSum
 from ranking.schema import Owner
 from ranking.selection import Selection
 
@@ -65,15 +65,16 @@ def freeze(
             if depth == 0:
                 weight, bias = scale.unsqueeze(1) * weight, bias + shift @ weight
             weights |= _named(f"expert.{expert}.{depth}", weight, bias)
+    factors = None if isinstance(model.reading, WeightedSum) else model.reading.factors(_gate_weights(model, selection))
     for t, (task, selected) in enumerate(selection.tasks.items()):
         layers = [(layer.weight[t], layer.bias[t].double()) for layer in model.towers.stack]
         layers.append((model.output.weight[t], model.output.bias[t].double() + model.offset[t].double()))
-        if isinstance(model.reading, ScaledSum | SideBySide):
-            factors = _factors(model.reading, t, model.positions(list(selected)), list(selected.values()))
+        if factors is not None:
+            own = factors[model.positions(list(selected)), t]
             if isinstance(model.reading, SideBySide):
-                layers.insert(0, (factors.flatten(0, 1), model.reading.bias[t].double()))
+                layers.insert(0, (own.flatten(0, 1), model.reading.bias[t].double()))
             else:
-                weights |= {f"{FACTORS}{task}.{e}": factor for e, factor in zip(selected, factors, strict=True)}
+                weights |= {f"{FACTORS}{task}.{e}": factor for e, factor in zip(selected, own, strict=True)}
         for depth, (weight, bias) in enumerate(layers):
             weights |= _named(f"tower.{task}.{depth}", weight, bias)
     weights = {name: weight.float() for name, weight in weights.items()}
@@ -94,12 +95,12 @@ def freeze(
     )
 
 
-def _factors(reading: ScaledSum | SideBySide, task: int, positions: list[int], weights: list[float]) -> Tensor:
-    """Return the factors of the experts at these positions for a task, see ``readings`` [positions, …]."""
-    learned = reading.scale if isinstance(reading, ScaledSum) else reading.blocks
-    all_weights = learned.new_zeros(learned.shape[1], learned.shape[0], dtype=torch.float64)
-    all_weights[task, positions] = learned.new_tensor(weights, dtype=torch.float64)
-    return reading.factors(all_weights)[positions, task]
+def _gate_weights(model: MMoE, selection: Selection) -> Tensor:
+    """Return the weights of a selection [tasks, remaining experts], float64."""
+    weights = torch.zeros(len(selection.tasks), len(model.active), dtype=torch.float64)
+    for row, selected in zip(weights, selection.tasks.values(), strict=True):
+        row[model.positions(list(selected))] = torch.tensor(list(selected.values()), dtype=torch.float64)
+    return weights.to(model.active.device)
 
 
 def _named(prefix: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:

@@ -57,7 +57,9 @@ def made_up(**aucs: list[float]) -> dict[str, Any]:
 
 def test_document_lists_the_best_contender_first_with_paired_differences() -> None:
     results = made_up(ours=[0.82, 0.84], shared=[0.80, 0.81], other=[0.83, 0.85])
-    rows = [line for line in selection.format_document(results).splitlines() if line.startswith("| ")][1:]
+    rows = [line for line in selection.format_document(results).splitlines() if line.startswith("| ")][
+        2:
+    ]  # header, dashes
     assert [row.split(" | ")[0] for row in rows] == [
         "| Top-k, sum, k = 4",
         f"| {selection.OURS}",
