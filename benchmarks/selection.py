@@ -1,8 +1,9 @@
 """Selection against rivals of equal cost, on generated logs whose groups of tasks conflict.
 
-Every contender costs about as much for a row with all tasks once it is frozen: experts, mixing and towers. Each tries
-the same number of learning rates on a log that the comparison does not use, without its test split, and is then trained
-on fresh logs with fresh seeds. Differences are paired by seed. Writes ``selection.json``, ``.md`` and ``.svg``.
+Every contender costs about as much for a row with all tasks once it is frozen: experts, mixing and towers. The
+generated configuration is taken as it is. Every other contender tries the same number of learning rates on a log that
+the comparison does not use, without its test split. All are then trained on fresh logs with fresh seeds. Differences
+are paired by seed. Writes ``selection.json``, ``.md`` and ``.svg``.
 Finished runs are kept in the work folder, so that a later call continues an interrupted one.
 
     python -m benchmarks.selection --work WORK --out docs/results
@@ -35,6 +36,11 @@ ROWS, QUICK_ROWS = 100_000, 2_000
 GATED_RATES = tuple((1e-2, gates) for gates in (1e-2, 3e-2, 1e-1))
 UNGATED_RATES = tuple((trunk, 1e-1) for trunk in (5e-3, 1e-2, 2e-2))
 """Learning rates to try, of the trunk and of the gates. A shared bottom has no gate."""
+SIMILAR_RATES = tuple((trunk, 1e-2) for trunk, _ in UNGATED_RATES)
+"""The same number for a gate that starts from similar tasks, whose own rate hardly matters."""
+
+Rates = tuple[float, float] | None
+"""Learning rates of trunk and gates; None for the generated ones."""
 OURS = "DSelect-k, side by side"
 SEPARATE = "separate bottoms"
 SHARED = "shared bottom"
@@ -46,7 +52,7 @@ class Contender:
 
     Attributes:
         name: name in the results.
-        gate: the gate as a value of TOML; None for the generated one.
+        gate: the gate as a value of TOML; None for the generated configuration.
         settings: further overrides of the generated configuration.
         groups: whether each group of tasks has a model of its own.
     """
@@ -57,18 +63,19 @@ class Contender:
     groups: bool = False
 
     @property
-    def rates(self) -> Sequence[tuple[float, float]]:
+    def rates(self) -> Sequence[Rates]:
         """Learning rates to try."""
-        return UNGATED_RATES if self.gate and "shared_bottom" in self.gate else GATED_RATES
+        if self.gate is None:
+            return (None,)
+        if "similar_tasks" in self.gate:
+            return SIMILAR_RATES
+        return UNGATED_RATES if "shared_bottom" in self.gate else GATED_RATES
 
-    def overrides(self, rates: tuple[float, float]) -> list[str]:
+    def overrides(self, rates: Rates) -> list[str]:
         """Return all overrides of the generated configuration."""
-        return [
-            *([] if self.gate is None else [f"model.gate={self.gate}"]),
-            *self.settings,
-            f"training.learning_rate.trunk={rates[0]}",
-            f"training.learning_rate.gates={rates[1]}",
-        ]
+        gate = [] if self.gate is None else [f"model.gate={self.gate}"]
+        parts = zip(("trunk", "gates"), rates or (), strict=False)
+        return [*gate, *self.settings, *(f"training.learning_rate.{part}={rate}" for part, rate in parts)]
 
 
 def contender(
@@ -79,14 +86,15 @@ def contender(
     return Contender(name, gate, (*shape, f"model.reading={reading}"), groups)
 
 
-def dselect_k(k: int, budget: int) -> str:
+def dselect_k(k: int, budget: int, start: str = "similar_tasks") -> str:
     """Return the gate as a value of TOML."""
-    return f'{{kind="dselect_k",k={k},experts_budget={budget}}}'
+    return f'{{kind="dselect_k",k={k},experts_budget={budget},start="{start}"}}'
 
 
 ONE, ALL = '{kind="shared_bottom"}', '{kind="softmax"}'
 CONTENDERS = (
     Contender(OURS, None, ()),
+    contender("DSelect-k, random start", dselect_k(2, 16, "random"), 24, 34, 8, "side_by_side"),
     contender("DSelect-k, scaled", dselect_k(4, 12), 32, 36, 16, "scaled"),
     contender("DSelect-k, sum", dselect_k(4, 12), 32, 36, 16),
     contender("Top-k, sum, k = 4", '{kind="top_k",k=4}', 12, 36, 16),
@@ -111,7 +119,7 @@ def log_folder(work: Path, degree: float, seed: int, rows: int) -> Path:
     return folder
 
 
-def run(job: tuple[Path, str, float, int, int, tuple[float, float], bool]) -> dict[str, Any]:
+def run(job: tuple[Path, str, float, int, int, Rates, bool]) -> dict[str, Any]:
     """Train a contender once, unless its result is kept.
 
     Args:
@@ -216,7 +224,7 @@ def format_document(results: dict[str, Any]) -> str:
                 plus_minus(*mean_and_error(aucs(contenders, name)), 4),
                 difference(contenders, name, shared),
                 difference(contenders, name, OURS),
-                f"{values['rates'][0]:g}, {values['rates'][1]:g}",
+                "generated" if values["rates"] is None else "{:g}, {:g}".format(*values["rates"]),
             )
             for name, values in sorted(contenders.items(), key=lambda item: -statistics.mean(aucs(contenders, item[0])))
         ]

@@ -115,7 +115,7 @@ DSELECT_K, TOP_K, GUMBEL = "DSelect-k, static", "Top-k, static", "Gumbel-softmax
 DSELECT_K_PER_EXAMPLE, TOP_K_PER_EXAMPLE = "DSelect-k, per example", "Top-k, per example"
 SOFTMAX, SHARED_BOTTOM = "Softmax", "Shared bottom"
 METHODS = {
-    DSELECT_K: Method((f"model.gate.experts_budget={EXPERTS}",), (GATE_RATES, K, *ANNEALING)),
+    DSELECT_K: Method((f"model.gate.experts_budget={EXPERTS}", "model.gate.start=random"), (GATE_RATES, K, *ANNEALING)),
     TOP_K: Method(("model.gate.kind=top_k",), (GATE_RATES, K)),
     GUMBEL: Method(
         ("model.gate.kind=gumbel_softmax",),

@@ -55,8 +55,8 @@ GATED_TRIALS = tuple(
 )
 SHARED_TRIALS = tuple((f"{RATE}={rate}",) for rate in (2.5e-4, 5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3))
 """As many trials as for a method with a gate."""
-GATES = {
-    DSELECT_K: (f"model.gate.k={K}", f"model.gate.experts_budget={EXPERTS}"),  # The paper's gate has no budget.
+GATES = {  # The paper's gate has no budget and starts at random.
+    DSELECT_K: (f"model.gate.k={K}", f"model.gate.experts_budget={EXPERTS}", "model.gate.start=random"),
     TOP_K: ("model.gate.kind=top_k", f"model.gate.k={K}"),
     SOFTMAX: ("model.gate.kind=softmax",),
 }

@@ -93,12 +93,12 @@ def _config(rows: int, first_day: date) -> dict[str, Any]:
         "logs": split_days(first_day),
         "model": {
             "experts": 24,
-            "expert_layers": [36],
+            "expert_layers": [34],
             "tower_layers": [8],
             "reading": "side_by_side",
-            "gate": {"kind": "dselect_k", "k": 2, "experts_budget": 14},
+            "gate": {"kind": "dselect_k", "k": 2, "experts_budget": 16},
         },
-        "training": {"batch_size": min(256, batch_size(rows)), "learning_rate": {"trunk": 1e-2, "gates": 1e-1}},
+        "training": {"batch_size": min(256, batch_size(rows)), "learning_rate": {"trunk": 1.5e-2}},
         "features": [feature(f"x{column}", "numeric", "context", bins=0) for column in range(INPUTS)],
         "tasks": [task(name, "binary", group=name[0]) for name in TASKS],
     }

@@ -26,6 +26,7 @@ from pipelines.training.id_dropout import IdDropout
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model, load_model
 from pipelines.training.setup import base_rate_outputs, prepare
+from pipelines.training.task_similarity import start_similar_tasks_alike
 from pipelines.training.trainer import OnCheck, Trainer
 from pipelines.training.warm_start import WarmStart, limit_batch_size
 from ranking.artifacts.atomic_files import write_json
@@ -192,18 +193,20 @@ def _train_model(
     )
     encode_validation = partial(LabeledBatch.from_table, encoder=data.encoder)
     validation = partial(loader, encode=encode_validation, split="validation", shuffle=False)
+    train_batches = loader(encode=encode_train, rank=context.rank, world_size=context.world_size)
     trainer = Trainer(
         config,
         run,
         context,
-        loader(encode=encode_train, rank=context.rank, world_size=context.world_size),
+        train_batches,
         validation(rank=context.rank, world_size=context.world_size),
         model,
         IdDropout(data.encoder, data.survey.get("unknown_ids", {}), config.training),
         continuation=continuation,
         on_check=on_check,
     )
-    trainer.resume()
+    if not trainer.resume() and warm_start is None:
+        start_similar_tasks_alike(config, run, model, train_batches, context)
     trainer.fit()
     if context.is_main:
         _write_results(config, run, trainer, validation(), data.survey, warm_start, baselines)

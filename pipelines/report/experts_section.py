@@ -54,6 +54,7 @@ def selected_experts(run_data: RunData) -> Section:
             "show_weights": selection["num_experts"] <= MAX_COLUMNS_WITH_NUMBERS,
             "max_weight": max(weight for row in weights.values() for weight in row.values()),
             "overlap": overlap(weights),
+            "similarity": None if run_data.task_similarity is None else similarity(run_data.task_similarity),
             "show_overlap": len(weights) <= MAX_COLUMNS_WITH_NUMBERS,
             "per_example": per_example,
             "use": use,
@@ -66,6 +67,14 @@ def selected_experts(run_data: RunData) -> Section:
 def overlap(weights: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, float]]:
     """Return the weighted Jaccard index Σ min / Σ max of the expert weights of each pair of tasks."""
     return {task: {other: _jaccard(row, weights[other]) for other in weights} for task, row in weights.items()}
+
+
+def similarity(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return the similarity of each pair of tasks by name; None if unknown."""
+    return {
+        task: dict(zip(record["tasks"], row, strict=True))
+        for task, row in zip(record["tasks"], record["similarity"], strict=True)
+    }
 
 
 def _jaccard(a: Mapping[int, float], b: Mapping[int, float]) -> float:

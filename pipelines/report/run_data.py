@@ -42,6 +42,7 @@ class RunData:
         config_text: text of ``config.toml``.
         survey: ``survey.json``; for a single-task run, the combination of those of its parts.
         command: ``command.json``.
+        task_similarity: ``task_similarity.json``.
         selection: ``selection.json``.
         evaluation: ``evaluation.json``.
         histories: one history; for a single-task run, one per task.
@@ -52,6 +53,7 @@ class RunData:
     config_text: str
     survey: Json | None
     command: Json | None
+    task_similarity: Json | None
     selection: Json | None
     evaluation: Json | None
     histories: list[History]
@@ -91,6 +93,7 @@ def read_run_data(path: Path) -> RunData:
         config_text=_read_text(run.config),
         survey=_merge_surveys([survey for part in parts if (survey := _read_json(part.survey))]),
         command=_read_json(run.command),
+        task_similarity=_read_json(run.task_similarity),
         selection=_read_json(run.selection),
         evaluation=_read_json(run.evaluation),
         histories=[history for part in parts if (history := _read_history(part, config.training.epochs))],

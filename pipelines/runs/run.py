@@ -34,6 +34,7 @@ RUN_ENTRIES = (
     "side_encoder",
     "index.parquet",
     "survey.json",
+    "task_similarity.json",
     "quarantine.jsonl",
     "metrics.jsonl",
     "metrics.draft",
@@ -73,6 +74,7 @@ class RunFolder:
         self.quarantine = path / "quarantine.jsonl"
         self.command = path / "command.json"
         self.survey = path / "survey.json"
+        self.task_similarity = path / "task_similarity.json"
         self.selection = path / "selection.json"
         self.calibration = path / "calibration.json"
         self.evaluation = path / "evaluation.json"

@@ -163,8 +163,12 @@ class Trainer:
         self._best = total if math.isfinite(total) else math.inf
         save_best(self._run, self._objective, self._tables, self._optimizer)
 
-    def resume(self) -> None:
-        """Continue from the latest intact checkpoint, or from the start; metrics of later steps are removed."""
+    def resume(self) -> bool:
+        """Continue from the latest intact checkpoint, or from the start; metrics of later steps are removed.
+
+        Returns:
+            Whether there is a checkpoint.
+        """
         checkpoint = self._checkpoints.latest()
         if checkpoint is not None:
             self._restore_checkpoint(checkpoint)
@@ -172,6 +176,7 @@ class Trainer:
             self._checkpoints.restore_best(checkpoint)
             self._run.truncate_metrics(self._step)
         self._context.barrier()
+        return checkpoint is not None
 
     def remove_checkpoints(self) -> None:
         """Delete the checkpoints of a finished training."""

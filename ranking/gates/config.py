@@ -70,11 +70,14 @@ class DSelectKConfig(_Selectors, _PerExample):
     """Settings of DSelect-k.
 
     Attributes:
+        start: ``similar_tasks`` measures which tasks are alike, and lets these start with the same experts, if the gate
+            is static and the budget has room for two disjoint selections; ``random`` as in the paper.
         surplus: treatment of codes without an expert, see ``DSelectK``.
         surplus_weight: ξ of the penalty on these codes, for ``surplus = "penalty"``.
     """
 
     kind: Literal["dselect_k"] = "dselect_k"
+    start: Literal["similar_tasks", "random"] = "similar_tasks"
     surplus: Surplus = "fold"
     surplus_weight: NonNegativeFloat = 0.1
 

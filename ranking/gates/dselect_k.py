@@ -17,6 +17,9 @@ from ranking.gates.smooth_step import inverse_smooth_step, smooth_step
 INITIAL_CODE = 0.02
 """Codes start uniform in ±INITIAL_CODE·γ, in the middle of the fractional region, so that selections are learned."""
 
+START = 0.99
+"""Smooth-step value of a code variable that starts at 1, see ``start_from``."""
+
 MIN_SHARE = 0.05
 """Minimum distance from 0 and 1 of the smooth-step values after ``restrict``, so that codes can still change."""
 
@@ -201,6 +204,16 @@ class DSelectK(SelectorGate):
         self.expert_of_code.copy_(codes)
         if not self.per_example:
             self.initial_codes.copy_(self._rounded_codes())
+
+    @torch.no_grad()
+    def start_from(self, experts: Tensor) -> None:
+        """Let each static selector start from an expert [tasks, k], with codes near the edge of the fractional region.
+
+        Call it before training. The selectors can still change, and such changes count as learned.
+        """
+        s = self.bits[experts.to(self.bits.device)].to(self.z).clamp(1 - START, START)
+        self.z.copy_(inverse_smooth_step(s, self.gamma))
+        self.initial_codes.copy_(self._rounded_codes())
 
     @torch.no_grad()
     def reopen(self, gamma: float) -> None:

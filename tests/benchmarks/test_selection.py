@@ -79,4 +79,6 @@ def test_published_document_is_that_of_the_published_results_at_equal_cost() -> 
         assert list(contenders) == [contender.name for contender in selection.CONTENDERS]
         for name, values in contenders.items():
             assert len(values["runs"]) == results["seeds"] >= 5
-            assert all(52_000 < run["flops"] < 66_000 for run in values["runs"]), name
+            chosen = next(contender for contender in selection.CONTENDERS if contender.name == name)
+            least = 52_000 if None not in chosen.rates and chosen.rates != selection.SIMILAR_RATES else 0
+            assert all(least < run["flops"] < 66_000 for run in values["runs"]), name

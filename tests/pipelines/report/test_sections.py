@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.evaluation.format import describe_intervals
 from pipelines.report import experts_section, quality_section, training_section
+from pipelines.report.page import render
 from pipelines.report.run_data import RunData, read_run_data
 from pipelines.report.summary import summarize
 from tests.pipelines.report.conftest import STEPS, write_run
@@ -118,6 +119,26 @@ def test_selected_experts_say_how_towers_read_them(
     selection = {key: value for key, value in data.selection.items() if key != "reading"}
     selection |= {} if reading is None else {"reading": reading}
     assert experts_section.selected_experts(replace(data, selection=selection)).about.endswith(sentence)
+
+
+def test_selected_experts_show_the_similarity_that_the_training_started_from(
+    make_run_data: Callable[..., RunData],
+) -> None:
+    """A task with too few labels has no similarity."""
+    data = make_run_data(tasks=3)
+    assert experts_section.selected_experts(data).content["similarity"] is None
+    first, second, third = data.config.task_names
+    record = {
+        "tasks": [first, second, third],
+        "similarity": [[1.0, 0.25, None], [0.25, 1.0, None], [None, None, None]],
+        "groups": [[first, third], [second]],
+    }
+    data = replace(data, task_similarity=record)
+    found = experts_section.selected_experts(data).content["similarity"]
+    assert found[first] == {first: 1.0, second: 0.25, third: None}
+    html = render(data)
+    assert "<h3>Similarity of tasks</h3>" in html
+    assert html.count("<td>?</td>") == 5
 
 
 def test_selected_experts_use_shares_sum_to_one(make_run_data: Callable[..., RunData]) -> None:

@@ -313,6 +313,30 @@ def test_dselect_k_selection_contains_num_experts_k_and_weights(set_codes: SetCo
     assert selection.tasks == {"0": {0: 0.5, 1: 0.5}, "1": {1: 1.0}}
 
 
+# A given start of the selection.
+
+
+@pytest.mark.parametrize("gamma", [0.5, 4.0])
+@pytest.mark.parametrize("experts", EXPERT_COUNTS)
+def test_dselect_k_starts_from_given_experts_and_can_still_change(experts: int, gamma: float) -> None:
+    gate = DSelectK(num_tasks=3, num_experts=experts, k=1, gamma=gamma)
+    start = torch.tensor([[0], [experts // 2], [experts - 1]])
+    gate.start_from(start)
+    assert torch.equal(gate.codes(), start)
+    assert gate.codes_changed() == 0
+    selected = gate().gather(1, start)
+    assert (selected > 0.9).all()
+    if experts == 1:
+        return
+    assert not gate.converged().any()
+    (gradient,) = torch.autograd.grad(selected.sum(), gate.z)
+    assert (gradient != 0).all(), "every code variable must be able to leave its start"
+    with torch.no_grad():
+        gate.z.neg_()
+    gate.finalize()
+    assert gate.codes_changed() == int((gate.codes() != start).sum()) > 0
+
+
 # Learned changes of the selection.
 
 

@@ -1,0 +1,160 @@
+"""Similarity of tasks, measured before training: tasks that are alike start with the same experts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from itertools import islice
+
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+from torch import Tensor
+from torch.nn import functional as F
+
+from pipelines.config.config import Config
+from pipelines.console import print_status
+from pipelines.runs.run import RunFolder
+from pipelines.training.dataloader import BatchLoader
+from pipelines.training.distributed import DistContext
+from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
+from ranking.artifacts.atomic_files import write_json
+from ranking.gates import DSelectK
+from ranking.gates.config import DSelectKConfig
+from ranking.model.mmoe import MMoE
+
+ROWS = 50_000
+"""Number of rows that are read, over all ranks."""
+
+UNITS = 256
+"""Maximum number of the experts' output units that the predictors read."""
+
+ALIKE = 0.6
+"""Mean similarity from which tasks belong to the same group."""
+
+RIDGE = 1e-3
+"""Ridge penalty of the predictors, relative to the mean variance of a unit."""
+
+NOISE = 2.0
+"""Standard deviations above 0 from which the variance that a predictor explains is not by chance."""
+
+
+def start_similar_tasks_alike(
+    config: Config, run: RunFolder, model: MMoE, loader: BatchLoader, context: DistContext
+) -> None:
+    """Let the tasks of a group start with the same k experts, and different groups with different ones.
+
+    There are at most B / k groups, so that the start fits into the experts budget. With a budget below 2k, with one
+    task and with other gates than a static DSelect-k, nothing changes. Writes the similarity and the groups.
+
+    Args:
+        config: the whole configuration.
+        run: the run folder.
+        model: the untrained model.
+        loader: batches of the training split.
+        context: the ranks that train together.
+    """
+    gate, settings, budget = model.gate, config.model.gate, config.model.experts_budget or 0
+    if not isinstance(gate, DSelectK) or not isinstance(settings, DSelectKConfig) or settings.start == "random":
+        return
+    batches = max(2, -(-ROWS // config.training.batch_size))
+    most = budget // gate.k
+    if gate.per_example or min(most, gate.num_tasks, loader.steps()) < 2:
+        return
+    with closing(loader.epoch(0)) as epoch:
+        similarity = measure_similarity(model, islice(epoch, batches), context)
+    groups = group_tasks(similarity, most)
+    first = torch.tensor(groups)[:, None] * gate.k
+    gate.start_from(first + torch.arange(gate.k))
+    members = [[name for name, g in zip(config.task_names, groups, strict=True) if g == group] for group in set(groups)]
+    if context.is_main:
+        matrix = [[None if math.isnan(value) else round(value, 4) for value in row] for row in similarity.tolist()]
+        write_json({"tasks": config.task_names, "similarity": matrix, "groups": members}, run.task_similarity)
+        print_status(f"tasks that start with the same experts: {'; '.join(map(', '.join, members))}")
+
+
+@torch.no_grad()
+def measure_similarity(model: MMoE, batches: Iterable[LabeledBatch], context: DistContext) -> Tensor:
+    """Return how alike the functions are that the tasks need [tasks, tasks]: 0 for unrelated tasks, 1 for equal ones.
+
+    Ridge regressions predict the tasks' standardized labels from the outputs of the untrained experts; this is the
+    first natural-gradient step of linear towers. The similarity of two tasks is the absolute correlation of their
+    predictors. Both are fitted on different halves of the rows, so that noise which the labels share does not count.
+    A task whose predictor explains no more than chance could has NaN.
+
+    Args:
+        model: the untrained model; left in eval mode.
+        batches: batches of this rank, at least two.
+        context: the ranks that train together.
+    """
+    model.eval()
+    halves: list[Sequence[Tensor]] = []
+    for position, labeled in enumerate(batches):
+        batch = DeviceBatch.from_labeled(labeled, context.device)
+        x = torch.cat([model.embeddings(batch.inputs), model.dense(batch.inputs.dense)], 1)
+        units = model.experts(F.batch_norm(x, None, None, training=True)).transpose(0, 1).flatten(1)
+        units = units[:, :: -(-units.shape[1] // UNITS)]
+        known = batch.labels.isfinite() * batch.weights[:, None]
+        labels = torch.where(known > 0, batch.labels, 0.0)
+        weighted = labels * known
+        sums = (
+            units.T @ units,
+            units.sum(0),
+            units.new_tensor(float(len(units))),
+            units.T @ weighted,
+            units.T @ known,
+            weighted.sum(0),
+            known.sum(0),
+            (labels * weighted).sum(0),
+        )
+        if position < 2:
+            halves.append([value.double() for value in sums])
+        else:
+            for total, value in zip(halves[position % 2], sums, strict=True):
+                total += value
+    a, b = ([context.sum(value).cpu() for value in half] for half in halves)
+    products, means, rows, _, _, labels, weights, squares = (first + second for first, second in zip(a, b, strict=True))
+    means = means / rows
+    base = labels / weights.clamp(min=1)
+    deviation = (squares / weights.clamp(min=1) - base.square()).clamp(min=1e-12).sqrt()
+    covariance = products / rows - means[:, None] * means
+    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(len(covariance), dtype=torch.float64)
+
+    def cross_covariance(half: Sequence[Tensor]) -> Tensor:
+        """Return the covariance of units and standardized labels [units, tasks]."""
+        *_, units_labels, units_known, labels, weights, _ = half
+        residual = units_labels - units_known * base - means[:, None] * (labels - weights * base)
+        return residual / (weights.clamp(min=1) * deviation)
+
+    explained = cross_covariance(a).T @ torch.linalg.solve(covariance + ridge, cross_covariance(b))
+    explained = (explained + explained.T) / 2
+    variance = explained.diagonal()
+    by_chance = NOISE * (len(covariance) / (a[6] * b[6]).clamp(min=1)).sqrt()
+    deviation = torch.where(variance > by_chance, variance, math.nan).sqrt()
+    similarity: Tensor = explained.abs() / (deviation[:, None] * deviation)
+    return similarity.clamp(max=1)
+
+
+def group_tasks(similarity: Tensor, most: int) -> list[int]:
+    """Return the group of each task, numbered by its first task.
+
+    Groups are merged as long as the mean similarity between two of them is at least ``ALIKE``, or there are too many.
+    Tasks of unknown similarity join the largest group: with few labels, a task does better on shared experts.
+
+    Args:
+        similarity: of each pair of tasks, from 0 to 1 [tasks, tasks]; NaN if unknown.
+        most: maximum number of groups.
+    """
+    known = (~similarity.diagonal().isnan()).nonzero().flatten()
+    if len(known) < 2:
+        return [0] * len(similarity)
+    merges = linkage(squareform(1 - similarity[known][:, known].numpy(), checks=False), "average")
+    alike = fcluster(merges, 1 - ALIKE, "distance").tolist()
+    labels = alike if len(set(alike)) <= most else fcluster(merges, most, "maxclust").tolist()
+    (largest, _), *_ = Counter(labels).most_common(1)
+    label_of_task = dict(zip(known.tolist(), labels, strict=True))
+    groups = [label_of_task.get(task, largest) for task in range(len(similarity))]
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    return [numbers[group] for group in groups]
