@@ -10,6 +10,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import logging
+import platform
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ from pipelines.jobs.publish import publish
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.schema import Schema
+
+platform.processor()  # Starts a program, and caches its answer. MLflow asks for it in tests that may not start one.
 
 Once = Callable[[str, Callable[[Path], object]], Path]
 

@@ -37,8 +37,8 @@ ALIKE = 0.6
 RIDGE = 1e-3
 """Ridge penalty of the predictors, relative to the mean variance of a unit."""
 
-NOISE = 2.0
-"""Standard deviations above 0 from which the variance that a predictor explains is not by chance."""
+SIGNAL = 10.0
+"""How many times the variance that chance explains a task's predictor must explain. Tasks of rare labels share better."""
 
 
 def start_similar_tasks_alike(
@@ -82,7 +82,7 @@ def measure_similarity(model: MMoE, batches: Iterable[LabeledBatch], context: Di
     Ridge regressions predict the tasks' standardized labels from the outputs of the untrained experts; this is the
     first natural-gradient step of linear towers. The similarity of two tasks is the absolute correlation of their
     predictors. Both are fitted on different halves of the rows, so that noise which the labels share does not count.
-    A task whose predictor explains no more than chance could has NaN.
+    A task whose predictor explains hardly more than chance has NaN.
 
     Args:
         model: the untrained model; left in eval mode.
@@ -131,8 +131,8 @@ def measure_similarity(model: MMoE, batches: Iterable[LabeledBatch], context: Di
     explained = cross_covariance(a).T @ torch.linalg.solve(covariance + ridge, cross_covariance(b))
     explained = (explained + explained.T) / 2
     variance = explained.diagonal()
-    by_chance = NOISE * (len(covariance) / (a[6] * b[6]).clamp(min=1)).sqrt()
-    deviation = torch.where(variance > by_chance, variance, math.nan).sqrt()
+    chance = (len(covariance) / (a[6] * b[6]).clamp(min=1)).sqrt()
+    deviation = torch.where(variance > SIGNAL * chance, variance, math.nan).sqrt()
     similarity: Tensor = explained.abs() / (deviation[:, None] * deviation)
     return similarity.clamp(max=1)
 
@@ -141,7 +141,7 @@ def group_tasks(similarity: Tensor, most: int) -> list[int]:
     """Return the group of each task, numbered by its first task.
 
     Groups are merged as long as the mean similarity between two of them is at least ``ALIKE``, or there are too many.
-    Tasks of unknown similarity join the largest group: with few labels, a task does better on shared experts.
+    Tasks of unknown similarity join the largest group: with little to learn from, a task does better on shared experts.
 
     Args:
         similarity: of each pair of tasks, from 0 to 1 [tasks, tasks]; NaN if unknown.

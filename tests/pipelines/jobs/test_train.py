@@ -41,6 +41,7 @@ def test_train_writes_the_documented_files(run: RunFolder) -> None:
         "features",
         "index.parquet",
         "survey.json",
+        "task_similarity.json",
         "metrics.jsonl",
         "selection.json",
         "evaluation.json",
