@@ -1,4 +1,4 @@
-"""Commands for training and evaluation: train, tune, evaluate, compare and report."""
+"""Commands for training and evaluation: train, advise, tune, evaluate, compare and report."""
 
 from __future__ import annotations
 
@@ -26,6 +26,19 @@ def add_commands(commands: CommandGroup) -> None:
     add_bad_row_limit(train)
     add_overrides(train)
     train.add_argument("--json", action="store_true", help=JSON)
+
+    advise = commands.add(
+        "advise", "measure which gate and experts of equal cost suit a log, without its test split", _advise_command
+    )
+    advise.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    advise.add_argument(
+        "--work", type=Path, required=True, metavar="DIR", help="folder of the trainings; finished ones are reused"
+    )
+    advise.add_argument(
+        "--seeds", type=int, default=3, choices=range(2, 21), metavar="N", help="trainings of each model (default: 3)"
+    )
+    add_overrides(advise)
+    advise.add_argument("--json", action="store_true", help=JSON)
 
     tune = commands.add("tune", "search for better settings with one training per trial", _tune_command)
     tune.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
@@ -114,6 +127,16 @@ def _train_command(arguments: argparse.Namespace) -> None:
     if evaluation is not None:
         print(format_evaluation(evaluation))
     print(run.path)
+
+
+def _advise_command(arguments: argparse.Namespace) -> None:
+    from pipelines.config.config import load_config
+
+    config = load_config(arguments.config, arguments.overrides)
+    from pipelines.tuning.advice import advise, format_advice
+
+    advice = advise(config, arguments.work, arguments.seeds)
+    print(dump_json(advice) if arguments.json else format_advice(advice))
 
 
 def _tune_command(arguments: argparse.Namespace) -> None:

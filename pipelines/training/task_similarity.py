@@ -29,7 +29,7 @@ ROWS = 50_000
 """Number of rows that are read, over all ranks."""
 
 UNITS = 256
-"""Maximum number of the experts' output units that the predictors read."""
+"""Number of random ReLU units of the model's input that the predictors read."""
 
 ALIKE = 0.6
 """Mean similarity from which tasks belong to the same group."""
@@ -59,28 +59,39 @@ def start_similar_tasks_alike(
     gate, settings, budget = model.gate, config.model.gate, config.model.experts_budget or 0
     if not isinstance(gate, DSelectK) or not isinstance(settings, DSelectKConfig) or settings.start == "random":
         return
-    batches = max(2, -(-ROWS // config.training.batch_size))
     most = budget // gate.k
     if gate.per_example or min(most, gate.num_tasks, loader.steps()) < 2:
         return
-    with closing(loader.epoch(0)) as epoch:
-        similarity = measure_similarity(model, islice(epoch, batches), context)
+    similarity = similarity_of_split(model, loader, config.training.batch_size, context)
     groups = group_tasks(similarity, most)
     first = torch.tensor(groups)[:, None] * gate.k
     gate.start_from(first + torch.arange(gate.k))
-    members = [[name for name, g in zip(config.task_names, groups, strict=True) if g == group] for group in set(groups)]
+    names = members(config.task_names, groups)
     if context.is_main:
         matrix = [[None if math.isnan(value) else round(value, 4) for value in row] for row in similarity.tolist()]
-        write_json({"tasks": config.task_names, "similarity": matrix, "groups": members}, run.task_similarity)
-        print_status(f"tasks that start with the same experts: {'; '.join(map(', '.join, members))}")
+        write_json({"tasks": config.task_names, "similarity": matrix, "groups": names}, run.task_similarity)
+        print_status(f"tasks that start with the same experts: {'; '.join(map(', '.join, names))}")
+
+
+def similarity_of_split(model: MMoE, loader: BatchLoader, batch_size: int, context: DistContext) -> Tensor:
+    """Return the similarity of the tasks of a log, see ``measure_similarity``.
+
+    Args:
+        model: the untrained model; left in eval mode.
+        loader: batches of the training split.
+        batch_size: size of a batch over all ranks.
+        context: the ranks that read the log together.
+    """
+    with closing(loader.epoch(0)) as epoch:
+        return measure_similarity(model, islice(epoch, max(2, -(-ROWS // batch_size))), context)
 
 
 @torch.no_grad()
 def measure_similarity(model: MMoE, batches: Iterable[LabeledBatch], context: DistContext) -> Tensor:
     """Return how alike the functions are that the tasks need [tasks, tasks]: 0 for unrelated tasks, 1 for equal ones.
 
-    Ridge regressions predict the tasks' standardized labels from the outputs of the untrained experts; this is the
-    first natural-gradient step of linear towers. The similarity of two tasks is the absolute correlation of their
+    Ridge regressions predict the tasks' standardized labels from random units, as untrained experts compute them; this
+    is the first natural-gradient step of linear towers. The similarity is the absolute correlation of two tasks'
     predictors. Both are fitted on different halves of the rows, so that noise which the labels share does not count.
     A task whose predictor explains hardly more than chance has NaN.
 
@@ -90,12 +101,14 @@ def measure_similarity(model: MMoE, batches: Iterable[LabeledBatch], context: Di
         context: the ranks that train together.
     """
     model.eval()
+    generator = torch.Generator().manual_seed(0)  # the same units on every rank
+    weights = 2 * torch.rand(UNITS, model.shape.inputs + 1, generator=generator) - 1
+    weights = weights.to(context.device) / math.sqrt(model.shape.inputs)
     halves: list[Sequence[Tensor]] = []
     for position, labeled in enumerate(batches):
         batch = DeviceBatch.from_labeled(labeled, context.device)
         x = torch.cat([model.embeddings(batch.inputs), model.dense(batch.inputs.dense)], 1)
-        units = model.experts(F.batch_norm(x, None, None, training=True)).transpose(0, 1).flatten(1)
-        units = units[:, :: -(-units.shape[1] // UNITS)]
+        units = F.relu(F.linear(F.batch_norm(x, None, None, training=True), weights[:, 1:], weights[:, 0]))
         known = batch.labels.isfinite() * batch.weights[:, None]
         labels = torch.where(known > 0, batch.labels, 0.0)
         weighted = labels * known
@@ -158,3 +171,8 @@ def group_tasks(similarity: Tensor, most: int) -> list[int]:
     groups = [label_of_task.get(task, largest) for task in range(len(similarity))]
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     return [numbers[group] for group in groups]
+
+
+def members(names: Sequence[str], groups: Sequence[int]) -> list[list[str]]:
+    """Return the names of the tasks of each group."""
+    return [[name for name, g in zip(names, groups, strict=True) if g == group] for group in sorted(set(groups))]

@@ -1,0 +1,217 @@
+"""Advice: the best way to spend a model's cost on a log, measured on validation rows."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from contextlib import redirect_stderr
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t
+from torch import Tensor
+
+from pipelines.config.config import Config
+from pipelines.console import print_status
+from pipelines.evaluation.text_table import align_columns
+from pipelines.jobs.train import train
+from pipelines.runs.run import RunFolder
+from pipelines.training.dataloader import BatchLoader
+from pipelines.training.distributed import DistContext
+from pipelines.training.labeled_batch import LabeledBatch
+from pipelines.training.model_factory import build_model
+from pipelines.training.setup import prepare
+from pipelines.training.task_similarity import group_tasks, members, similarity_of_split
+from pipelines.tuning.search_space import override
+from ranking.artifacts.atomic_files import check_folder, os_error_text, write_json
+from ranking.errors import ConfigError, OutputError
+from ranking.selection import Shape
+
+CURRENT, SHARED = "the configuration", "one bottom for all tasks"
+SEPARATE, SELECTED = "one bottom per group", "selection side by side"
+SPARE = 1.5
+"""Experts that the gates of ``SELECTED`` select from, relative to those that they may keep."""
+
+Settings = dict[str, Any]
+"""Value by setting, such as ``model.reading``."""
+
+
+def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
+    """Train the configuration and rivals of equal cost, and return which has the lowest validation losses.
+
+    Trainings that an earlier call has finished are not repeated. The test split is not read.
+
+    Args:
+        config: the whole configuration.
+        folder: folder of the trainings, which stay there, and of the result, ``advice.json``.
+        seeds: number of seeds, at least two; differences are paired by seed.
+
+    Raises:
+        ConfigError: the model has one task, or no gate that selects experts for each task.
+        LogError: the log cannot be used.
+        OutputError: the folder has trainings of another configuration, or cannot be written.
+    """
+    if config.model.gate.kind in ("single_task", "attentive") or getattr(config.model.gate, "per_example", False):
+        raise ConfigError("advice is about gates that select experts for each task: configure another model.gate.kind")
+    if len(config.tasks) < 2:
+        raise ConfigError("advice is about tasks that share experts: there is only one task")
+    end = config.logs.test_from + timedelta(milliseconds=1)
+    config = config.model_copy(update={"logs": config.logs.model_copy(update={"test_until": end})})
+
+    def train_all(name: str, settings: Settings) -> list[RunFolder]:
+        runs = []
+        for seed in range(config.training.seed, config.training.seed + seeds):
+            run = folder / f"{name.replace(' ', '-')}-{seed}"
+            print_status(f"training: {name}, seed {seed}")
+            with run.with_suffix(".log").open("a") as log, redirect_stderr(log):
+                train(override(config, {**settings, "training.seed": seed}), run, resume=True, columns_from=first)
+            runs.append(RunFolder(run))
+        return runs
+
+    check_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
+    first = None
+    runs = {CURRENT: train_all(CURRENT, {})}
+    first = runs[CURRENT][0]
+    similarity, inputs = _inspect(config, first)
+    groups = members(config.task_names, group_tasks(similarity, len(config.tasks)))
+    flops = first.load_selection()["flops"]["frozen"]
+    rivals = {name: fit_experts(config, settings, flops, inputs) for name, settings in _rivals(len(groups)).items()}
+    runs |= {name: train_all(name, settings) for name, settings in rivals.items()}
+    losses = {name: [_validation_losses(run) for run in trained] for name, trained in runs.items()}
+    changes = {
+        name: [
+            100 * statistics.mean(loss[task] / base[task] - 1 for task in config.task_names)
+            for loss, base in zip(values, losses[SHARED], strict=True)
+        ]
+        for name, values in losses.items()
+    }
+    result = {
+        "groups": groups,
+        "seeds": seeds,
+        "models": {
+            name: {
+                "settings": rivals.get(name, {}),
+                "flops": statistics.mean(run.load_selection()["flops"]["frozen"] for run in runs[name]),
+                "change": dict(zip(("mean", "half_width"), _paired(changes[name], changes[SHARED]), strict=True)),
+            }
+            for name in sorted(changes, key=lambda name: statistics.mean(changes[name]))
+        },
+        "recommended": recommend(changes),
+    }
+    write_json(result, folder / "advice.json")
+    return result
+
+
+def recommend(changes: Mapping[str, list[float]]) -> str:
+    """Return the model with the lowest mean loss if the interval of its gain excludes 0, otherwise the configuration.
+
+    Args:
+        changes: loss of each model by seed; ``CURRENT`` is one of them.
+    """
+    best = min(changes, key=lambda name: statistics.mean(changes[name]))
+    gain, half_width = _paired(changes[best], changes[CURRENT])
+    return best if gain + half_width < 0 else CURRENT
+
+
+def _inspect(config: Config, run: RunFolder) -> tuple[Tensor, int]:
+    """Return the similarity of the tasks and the width of the experts' input, from the files of a finished run."""
+    data = prepare(config, run, DistContext())
+    model = build_model(config, data.encoder, data.position_encoder)
+    encode = partial(LabeledBatch.from_table, encoder=data.encoder)
+    loader = BatchLoader(data.reader, data.index, encode, config.logs, config.training)
+    return similarity_of_split(model, loader, config.training.batch_size, DistContext()), model.shape.inputs
+
+
+def _rivals(groups: int) -> dict[str, Settings]:
+    """Return the settings of the rivals, without the widths of the experts."""
+    shared = {"model.gate": {"kind": "shared_bottom"}, "model.reading": "sum"}
+    if groups < 2:
+        return {SHARED: shared}
+    separate = {
+        "model.gate": {"kind": "dselect_k", "k": 1, "experts_budget": groups},
+        "model.experts": groups,
+        "model.reading": "sum",
+    }
+    selected = {
+        "model.gate": {"kind": "dselect_k", "k": 2, "experts_budget": 2 * groups},
+        "model.experts": round(SPARE * 2 * groups),
+        "model.reading": "side_by_side",
+    }
+    return {SHARED: shared, SEPARATE: separate, SELECTED: selected}
+
+
+def fit_experts(config: Config, settings: Settings, flops: int, inputs: int) -> Settings:
+    """Return settings with the widest experts that do not cost more.
+
+    Args:
+        config: the configuration, whose layers keep their proportions and whose towers stay.
+        settings: settings of the gate, the experts and the reading.
+        flops: cost of a row with all tasks.
+        inputs: width of the experts' input.
+    """
+    gate, reading = settings["model.gate"], settings["model.reading"]
+    experts, k = gate.get("experts_budget", 1), gate.get("k", 1)
+    *_, last = config.model.expert_layers
+    fitting = layers = [1 for _ in config.model.expert_layers]
+    while _cost(Shape(inputs, layers, config.model.tower_layers, reading), experts, k, len(config.tasks)) <= flops:
+        fitting = layers
+        layers = [max(1, round(width * (fitting[-1] + 1) / last)) for width in config.model.expert_layers]
+    return {**settings, "model.expert_layers": fitting}
+
+
+def _cost(shape: Shape, experts: int, k: int, tasks: int) -> int:
+    """Return the FLOPs of a row with all tasks."""
+    return experts * shape.expert + tasks * (shape.mixing(k) + shape.tower)
+
+
+def _validation_losses(run: RunFolder) -> dict[str, float]:
+    """Return the validation loss of each task at the check whose weights the run kept."""
+    checks = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    losses: dict[str, float] = min(
+        (check for check in checks if check["best"]), key=lambda check: float(check["validation_total"])
+    )["validation"]
+    return losses
+
+
+def _paired(values: list[float], others: list[float]) -> tuple[float, float]:
+    """Return the mean difference of the same seeds, and the half-width of its 95 % interval (Student's t)."""
+    differences = [a - b for a, b in zip(values, others, strict=True)]
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    return statistics.mean(differences), float(t.ppf(0.975, len(differences) - 1)) * error
+
+
+def format_advice(advice: Mapping[str, Any]) -> str:
+    """Format the result of ``advise`` for a terminal."""
+    rows = [["model", "FLOPs", "validation loss"]]
+    for name, model in advice["models"].items():
+        change = model["change"]
+        text = "–" if name == SHARED else f"{change['mean']:+.2f} % ± {change['half_width']:.2f} %"
+        rows.append([name, f"{model['flops']:,.0f}", text])
+    recommended = advice["recommended"]
+    settings = advice["models"][recommended]["settings"]
+    options = "".join(f"\n  --set '{key}={_toml(value)}'" for key, value in settings.items())
+    return "\n".join(
+        [
+            f"groups of similar tasks: {'; '.join(map(', '.join, advice['groups']))}",
+            "",
+            *align_columns(rows),
+            "",
+            f"FLOPs: frozen, per row with all tasks. Validation loss: change from that of {SHARED}, mean of the tasks, "
+            f"with its 95 % interval over {advice['seeds']} seeds.",
+            f"Recommended: {recommended}{options}",
+        ]
+    )
+
+
+def _toml(value: Any) -> str:
+    """Return a value of a setting in TOML notation."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + "}"
+    return json.dumps(value)

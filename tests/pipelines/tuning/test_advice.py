@@ -1,0 +1,108 @@
+"""Tests of the advice on gates and experts of equal cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli.main import main
+from pipelines.config.config import load_config
+from pipelines.datasets.conflict import generate
+from pipelines.tuning.advice import CURRENT, SELECTED, SEPARATE, SHARED, fit_experts, format_advice, recommend
+from pipelines.tuning.search_space import override
+from ranking.selection import Shape
+
+SETTINGS = ["model.expert_layers=[12, 6]", "model.experts=6", "model.gate.experts_budget=4", "evaluation.baselines=[]"]
+SETS = [word for setting in SETTINGS for word in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a log whose groups of tasks conflict; read only."""
+    folder = tmp_path_factory.mktemp("log")
+    generate(folder, 1.0, 6_000)
+    return folder / "ranker.toml"
+
+
+def test_advice_compares_models_of_equal_cost_and_names_settings_that_train(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Takes about 15 s: protects the command from the log to settings, and from training twice."""
+    command = ["advise", str(config_file), "--work", str(tmp_path / "work"), "--seeds", "2", *SETS]
+    assert main([*command, "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "work" / "advice.json").read_text()) == advice
+    assert sorted(task for group in advice["groups"] for task in group) == load_config(config_file).task_names
+    assert set(advice["models"]) == {CURRENT, SHARED, SEPARATE, SELECTED}
+    limit = advice["models"][CURRENT]["flops"]
+    assert all(0.7 * limit < advice["models"][name]["flops"] <= limit for name in (SHARED, SEPARATE))
+    assert advice["models"][SELECTED]["flops"] <= limit
+    assert advice["models"][SHARED]["change"] == {"mean": 0.0, "half_width": 0.0}
+    means = [model["change"]["mean"] for model in advice["models"].values()]
+    assert means == sorted(means)
+    runs = sorted((tmp_path / "work").glob("*/selection.json"))
+    assert len(runs) == 8
+    assert not list((tmp_path / "work").glob("*/evaluation.json")), "the test split is not read"
+    written = [file.stat().st_mtime_ns for file in runs]
+
+    assert main(command) == 0
+    assert [file.stat().st_mtime_ns for file in runs] == written
+    output = capsys.readouterr()
+    assert output.out == format_advice(advice) + "\n"
+    assert "training: one bottom per group, seed 1" in output.err
+    for name, model in advice["models"].items():
+        chosen = format_advice({**advice, "recommended": name})
+        options = [line.split("'")[1] for line in chosen.splitlines() if line.startswith("  --set ")]
+        assert load_config(config_file, [*SETTINGS, *options]).model == (
+            override(load_config(config_file, SETTINGS), model["settings"]).model
+        )
+
+
+def test_another_model_is_recommended_only_if_its_gain_is_certain() -> None:
+    assert recommend({CURRENT: [0.0, 0.1, 0.0], SHARED: [-1.0, -0.9, -1.1]}) == SHARED
+    assert recommend({CURRENT: [0.0, 0.1, 0.0], SHARED: [-1.0, 0.3, -0.5]}) == CURRENT
+    assert recommend({CURRENT: [0.0, 0.1, 0.0], SHARED: [1.0, 0.9, 1.1]}) == CURRENT
+    assert recommend({CURRENT: [0.0, 0.0], SHARED: [-1.0, -1.0], SELECTED: [-2.0, -2.0]}) == SELECTED
+
+
+@pytest.mark.parametrize("reading", ["sum", "side_by_side"])
+def test_fitted_experts_are_the_widest_that_do_not_cost_more(config_file: Path, reading: str) -> None:
+    config = load_config(config_file, SETTINGS)
+    gate = {"kind": "dselect_k", "k": 2, "experts_budget": 3}
+    settings = {"model.gate": gate, "model.reading": reading}
+
+    def cost(layers: list[int]) -> int:
+        shape = Shape(32, layers, config.model.tower_layers, reading)  # type: ignore[arg-type]
+        return 3 * shape.expert + len(config.tasks) * (shape.mixing(2) + shape.tower)
+
+    first, last = fit_experts(config, settings, 60_000, 32)["model.expert_layers"]
+    assert first == 2 * last
+    assert cost([first, last]) <= 60_000 < cost([first + 2, last + 1])
+    assert fit_experts(config, settings, 0, 32)["model.expert_layers"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (['model.gate={kind="single_task"}'], "gates that select experts for each task"),
+        (["model.gate.per_example=true"], "gates that select experts for each task"),
+    ],
+)
+def test_gates_without_a_selection_per_task_are_rejected(
+    config_file: Path, tmp_path: Path, settings: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = [word for setting in (*settings, "model.reading=sum") for word in ("--set", setting)]
+    assert main(["advise", str(config_file), "--work", str(tmp_path / "work"), *sets]) != 0
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
+def test_work_folder_of_another_configuration_is_kept(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    work.write_text("a file")
+    assert main(["advise", str(config_file), "--work", str(work), *SETS]) != 0
+    assert f"{work} is a file, not a folder" in capsys.readouterr().err
