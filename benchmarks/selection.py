@@ -79,10 +79,18 @@ class Contender:
 
 
 def contender(
-    name: str, gate: str | None, experts: int, width: int, tower: int, reading: str = "sum", *, groups: bool = False
+    name: str,
+    gate: str | None,
+    experts: int,
+    width: int,
+    tower: int,
+    reading: str = "sum",
+    *,
+    layers: int = 1,
+    groups: bool = False,
 ) -> Contender:
-    """Return a contender with experts and towers of one layer."""
-    shape = (f"model.experts={experts}", f"model.expert_layers=[{width}]", f"model.tower_layers=[{tower}]")
+    """Return a contender with expert layers of one width and towers of one layer."""
+    shape = (f"model.experts={experts}", f"model.expert_layers={[width] * layers}", f"model.tower_layers=[{tower}]")
     return Contender(name, gate, (*shape, f"model.reading={reading}"), groups)
 
 
@@ -95,6 +103,7 @@ ONE, ALL = '{kind="shared_bottom"}', '{kind="softmax"}'
 CONTENDERS = (
     Contender(OURS, None, ()),
     contender("DSelect-k, random start", dselect_k(2, 16, "random"), 24, 34, 8, "side_by_side"),
+    contender("DSelect-k, two layers", dselect_k(2, 16), 24, 25, 8, "side_by_side", layers=2),
     contender("DSelect-k, scaled", dselect_k(4, 12), 32, 36, 16, "scaled"),
     contender("DSelect-k, sum", dselect_k(4, 12), 32, 36, 16),
     contender("Top-k, sum, k = 4", '{kind="top_k",k=4}', 12, 36, 16),
@@ -105,6 +114,7 @@ CONTENDERS = (
     contender(f"{SHARED}, towers 8", ONE, 1, 130, 8),
     contender(f"{SHARED}, towers 16", ONE, 1, 73, 16),
     contender(f"{SHARED}, towers 32", ONE, 1, 39, 32),
+    contender(f"{SHARED}, two layers", ONE, 1, 100, 8, layers=2),
     contender(SEPARATE, ONE, 1, 68, 8, groups=True),
 )
 
