@@ -114,7 +114,7 @@ CONTENDERS = (
     contender(f"{SHARED}, towers 8", ONE, 1, 130, 8),
     contender(f"{SHARED}, towers 16", ONE, 1, 73, 16),
     contender(f"{SHARED}, towers 32", ONE, 1, 39, 32),
-    contender(f"{SHARED}, two layers", ONE, 1, 100, 8, layers=2),
+    contender(f"{SHARED}, two layers", ONE, 1, 95, 8, layers=2),
     contender(SEPARATE, ONE, 1, 68, 8, groups=True),
 )
 

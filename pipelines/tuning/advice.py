@@ -87,7 +87,7 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
     losses = {name: [_validation_losses(run) for run in trained] for name, trained in runs.items()}
     changes = {
         name: [
-            100 * statistics.mean(loss[task] / base[task] - 1 for task in config.task_names)
+            100 * statistics.mean(loss[task] / base[task] - 1 for task in config.task_names if base[task] > 0)
             for loss, base in zip(values, losses[SHARED], strict=True)
         ]
         for name, values in losses.items()
