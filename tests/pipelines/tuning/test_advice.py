@@ -99,9 +99,7 @@ def test_gates_without_a_selection_per_task_are_rejected(
     assert not (tmp_path / "work").exists()
 
 
-def test_work_path_of_a_file_is_rejected(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_work_path_of_a_file_is_rejected(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work = tmp_path / "work"
     work.write_text("a file")
     assert main(["advise", str(config_file), "--work", str(work), *SETS]) != 0
