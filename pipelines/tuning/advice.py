@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from scipy.stats import t
 from torch import Tensor
 
@@ -123,6 +124,7 @@ def recommend(changes: Mapping[str, list[float]]) -> str:
 def _inspect(config: Config, run: RunFolder) -> tuple[Tensor, int]:
     """Return the similarity of the tasks and the width of the experts' input, from the files of a finished run."""
     data = prepare(config, run, DistContext())
+    torch.manual_seed(config.training.seed)  # A repeated call must find the same groups.
     model = build_model(config, data.encoder, data.position_encoder)
     encode = partial(LabeledBatch.from_table, encoder=data.encoder)
     loader = BatchLoader(data.reader, data.index, encode, config.logs, config.training)
