@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,12 +63,6 @@ def measure(config: Config, folder: Path) -> Outcome:
         return Outcome.read(run)
 
 
-def without_test_split(config: Config) -> Config:
-    """Return a configuration that ends the log where the test split starts, so that a training cannot read it."""
-    end = config.logs.test_from + timedelta(milliseconds=1)
-    return config.model_copy(update={"logs": config.logs.model_copy(update={"test_until": end})})
-
-
 def tune(
     log: Path,
     settings: Sequence[str],
@@ -93,7 +86,7 @@ def tune(
     seeds, records = list(seeds), []
     for trial in trials:
         configs = [load_config(log, [*settings, *trial, f"training.seed={seed}"]) for seed in seeds]
-        outcomes = [measure(without_test_split(config), folder) for config in configs]
+        outcomes = [measure(config.without_test_split(), folder) for config in configs]
         loss = round(statistics.mean(outcome.validation_loss for outcome in outcomes), 6)
         records.append({"settings": list(trial), "validation_loss": loss, "allowed": all(map(allowed, outcomes))})
         print_status(f"{format_overrides(trial)}: validation loss {loss}")

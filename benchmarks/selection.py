@@ -141,7 +141,7 @@ def run(job: tuple[Path, str, float, int, int, Rates, bool]) -> dict[str, Any]:
     """
     import torch
 
-    from benchmarks.product import measure, without_test_split
+    from benchmarks.product import measure
     from pipelines.config.config import load_config
 
     work, name, degree, seed, rows, rates, tested = job
@@ -159,7 +159,7 @@ def run(job: tuple[Path, str, float, int, int, Rates, bool]) -> dict[str, Any]:
     for group in names:
         tasks = tuple(task for task in whole.tasks if group in (None, task.group))
         config = whole.model_copy(update={"tasks": tasks})
-        outcomes.append(measure(config if tested else without_test_split(config), file.with_suffix(".run")))
+        outcomes.append(measure(config if tested else config.without_test_split(), file.with_suffix(".run")))
     evaluations = [outcome.evaluation for outcome in outcomes if tested and outcome.evaluation is not None]
     aucs = [measured["auc"] for evaluation in evaluations for measured in evaluation["tasks"].values()]
     costs = [outcome.selection["flops"] for outcome in outcomes]

@@ -35,7 +35,7 @@ def add_commands(commands: CommandGroup) -> None:
         "--work", type=Path, required=True, metavar="DIR", help="folder of the trainings; finished ones are reused"
     )
     advise.add_argument(
-        "--seeds", type=int, default=3, choices=range(2, 21), metavar="N", help="trainings of each model (default: 3)"
+        "--seeds", type=positive_int, default=3, metavar="N", help="trainings of each model, at least 2 (default: 3)"
     )
     add_overrides(advise)
     advise.add_argument("--json", action="store_true", help=JSON)
@@ -132,6 +132,8 @@ def _train_command(arguments: argparse.Namespace) -> None:
 def _advise_command(arguments: argparse.Namespace) -> None:
     from pipelines.config.config import load_config
 
+    if arguments.seeds < 2:
+        raise UsageError("--seeds 1: an interval needs at least two trainings of each model")
     config = load_config(arguments.config, arguments.overrides)
     from pipelines.tuning.advice import advise, format_advice
 

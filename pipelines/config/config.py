@@ -49,7 +49,8 @@ class LogsConfig(StrictModel):
         train_from: inclusive start of the training split; earlier rows are not read.
         validation_from: inclusive start of the validation split and end of the training split.
         test_from: inclusive start of the test split.
-        test_until: exclusive end of the test split; later rows are not read. Default: the end of the log.
+        test_until: exclusive end of the test split; later rows are not read. Default: the end of the log. With the
+            value of ``test_from``, there is no test split.
         allow_missing_days: whether days may be missing between the first and the last day of the log.
         max_bad_rows: maximum fraction of bad rows.
     """
@@ -78,8 +79,8 @@ class LogsConfig(StrictModel):
         if self.test_until is not None:
             if (self.test_until.tzinfo is None) != (self.test_from.tzinfo is None):
                 raise ValueError("test_from and test_until: give both a time zone or neither")
-            if self.test_until <= self.test_from:
-                raise ValueError("test_until must be later than test_from")
+            if self.test_until < self.test_from:
+                raise ValueError("test_until must not be earlier than test_from")
         return self
 
 
@@ -232,6 +233,10 @@ class Config(Schema):
     evaluation: EvaluationConfig = EvaluationConfig()
     serving: ServingConfig = ServingConfig()
     tune: dict[str, Range] = Field(default_factory=dict)
+
+    def without_test_split(self) -> Self:
+        """Return a configuration that ends the log where the test split starts, so that a training cannot read it."""
+        return self.model_copy(update={"logs": self.logs.model_copy(update={"test_until": self.logs.test_from})})
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from itertools import islice
+from typing import NamedTuple, Self
 
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
@@ -26,7 +27,7 @@ from ranking.gates.config import DSelectKConfig
 from ranking.model.mmoe import MMoE
 
 ROWS = 50_000
-"""Number of rows that are read, over all ranks."""
+"""Number of rows that are read, over all ranks, in whole batches."""
 
 UNITS = 256
 """Number of random ReLU units of the model's input that the predictors read."""
@@ -74,7 +75,7 @@ def start_similar_tasks_alike(
 
 
 def similarity_of_split(model: MMoE, loader: BatchLoader, batch_size: int, context: DistContext) -> Tensor:
-    """Return the similarity of the tasks of a log, see ``measure_similarity``.
+    """Return the similarity of the tasks of a log, see ``measure_similarity``; NaN if the log is a single batch.
 
     Args:
         model: the untrained model; left in eval mode.
@@ -82,6 +83,8 @@ def similarity_of_split(model: MMoE, loader: BatchLoader, batch_size: int, conte
         batch_size: size of a batch over all ranks.
         context: the ranks that read the log together.
     """
+    if loader.steps() < 2:
+        return torch.full((model.gate.num_tasks, model.gate.num_tasks), math.nan, dtype=torch.float64)
     with closing(loader.epoch(0)) as epoch:
         return measure_similarity(model, islice(epoch, max(2, -(-ROWS // batch_size))), context)
 
@@ -104,50 +107,89 @@ def measure_similarity(model: MMoE, batches: Iterable[LabeledBatch], context: Di
     generator = torch.Generator().manual_seed(0)  # the same units on every rank
     weights = 2 * torch.rand(UNITS, model.shape.inputs + 1, generator=generator) - 1
     weights = weights.to(context.device) / math.sqrt(model.shape.inputs)
-    halves: list[Sequence[Tensor]] = []
+    halves: list[_Sums] = []
     for position, labeled in enumerate(batches):
         batch = DeviceBatch.from_labeled(labeled, context.device)
         x = torch.cat([model.embeddings(batch.inputs), model.dense(batch.inputs.dense)], 1)
         units = F.relu(F.linear(F.batch_norm(x, None, None, training=True), weights[:, 1:], weights[:, 0]))
-        known = batch.labels.isfinite() * batch.weights[:, None]
-        labels = torch.where(known > 0, batch.labels, 0.0)
-        weighted = labels * known
-        sums = (
-            units.T @ units,
-            units.sum(0),
-            units.new_tensor(float(len(units))),
-            units.T @ weighted,
-            units.T @ known,
-            weighted.sum(0),
-            known.sum(0),
-            (labels * weighted).sum(0),
-        )
+        sums = _Sums.of(units, batch.labels, batch.weights)
         if position < 2:
-            halves.append([value.double() for value in sums])
+            halves.append(sums)
         else:
-            for total, value in zip(halves[position % 2], sums, strict=True):
-                total += value
-    a, b = ([context.sum(value).cpu() for value in half] for half in halves)
-    products, means, rows, _, _, labels, weights, squares = (first + second for first, second in zip(a, b, strict=True))
-    means = means / rows
-    base = labels / weights.clamp(min=1)
-    deviation = (squares / weights.clamp(min=1) - base.square()).clamp(min=1e-12).sqrt()
-    covariance = products / rows - means[:, None] * means
+            halves[position % 2] += sums
+    a, b = (half.over_ranks(context) for half in halves)
+    total = a + b
+    means = total.units / total.rows
+    base = total.labels / _positive(total.known)
+    deviation = (total.squared_labels / _positive(total.known) - base.square()).clamp(min=1e-12).sqrt()
+    covariance = total.products / total.rows - means[:, None] * means
     ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(len(covariance), dtype=torch.float64)
 
-    def cross_covariance(half: Sequence[Tensor]) -> Tensor:
+    def cross_covariance(half: _Sums) -> Tensor:
         """Return the covariance of units and standardized labels [units, tasks]."""
-        *_, units_labels, units_known, labels, weights, _ = half
-        residual = units_labels - units_known * base - means[:, None] * (labels - weights * base)
-        return residual / (weights.clamp(min=1) * deviation)
+        residual = half.units_labels - half.units_known * base - means[:, None] * (half.labels - half.known * base)
+        return residual / (_positive(half.known) * deviation)
 
     explained = cross_covariance(a).T @ torch.linalg.solve(covariance + ridge, cross_covariance(b))
     explained = (explained + explained.T) / 2
     variance = explained.diagonal()
-    chance = (len(covariance) / (a[6] * b[6]).clamp(min=1)).sqrt()
+    chance = (len(covariance) / (a.effective_rows * b.effective_rows).clamp(min=1)).sqrt()
     deviation = torch.where(variance > SIGNAL * chance, variance, math.nan).sqrt()
     similarity: Tensor = explained.abs() / (deviation[:, None] * deviation)
     return similarity.clamp(max=1)
+
+
+class _Sums(NamedTuple):
+    """Sums over rows of units φ, labels y and sample weights w, where w = 0 for a masked label.
+
+    Attributes:
+        products: Σ φφᵀ [units, units].
+        units: Σ φ [units].
+        rows: number of rows.
+        units_labels: Σ φwy [units, tasks].
+        units_known: Σ φw [units, tasks].
+        labels: Σ wy [tasks].
+        known: Σ w [tasks].
+        squared_weights: Σ w² [tasks].
+        squared_labels: Σ wy² [tasks].
+    """
+
+    products: Tensor
+    units: Tensor
+    rows: Tensor
+    units_labels: Tensor
+    units_known: Tensor
+    labels: Tensor
+    known: Tensor
+    squared_weights: Tensor
+    squared_labels: Tensor
+
+    @classmethod
+    def of(cls, units: Tensor, labels: Tensor, weights: Tensor) -> Self:
+        """Return the sums of a batch, in float64."""
+        known = labels.isfinite() * weights[:, None]
+        labels = torch.where(known > 0, labels, 0.0)
+        rows = units.new_tensor(float(len(units)))
+        products = units.T @ units, units.sum(0), rows, units.T @ (known * labels), units.T @ known
+        sums = (known * labels).sum(0), known.sum(0), known.square().sum(0), (known * labels.square()).sum(0)
+        return cls(*(value.double() for value in (*products, *sums)))
+
+    def __add__(self, other: Self) -> Self:  # type: ignore[override]
+        return type(self)(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def over_ranks(self, context: DistContext) -> Self:
+        """Return the sums over all ranks, on the CPU."""
+        return type(self)(*(context.sum(value).cpu() for value in self))
+
+    @property
+    def effective_rows(self) -> Tensor:
+        """Number of rows with the same information [tasks]: that of the labeled rows if all weights are equal."""
+        return self.known.square() / _positive(self.squared_weights)
+
+
+def _positive(values: Tensor) -> Tensor:
+    """Return the values with 1 instead of 0, as divisors of sums that are then 0, too."""
+    return torch.where(values > 0, values, 1.0)
 
 
 def group_tasks(similarity: Tensor, most: int) -> list[int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,21 @@ import torch
 from scipy.stats import t
 from torch import Tensor
 
-from pipelines.config.config import Config
+from pipelines.config.config import Config, load_config
+from pipelines.config.diff import diff_configs
 from pipelines.console import print_status
 from pipelines.evaluation.text_table import align_columns
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.dataloader import BatchLoader
-from pipelines.training.distributed import DistContext
+from pipelines.training.distributed import DistContext, get_world_size
 from pipelines.training.labeled_batch import LabeledBatch
 from pipelines.training.model_factory import build_model
 from pipelines.training.setup import prepare
 from pipelines.training.task_similarity import group_tasks, members, similarity_of_split
 from pipelines.tuning.search_space import override
 from ranking.artifacts.atomic_files import check_folder, os_error_text, write_json
-from ranking.errors import ConfigError, OutputError
+from ranking.errors import ConfigError, LogError, OutputError, UsageError
 from ranking.selection import Shape
 
 CURRENT, SHARED = "the configuration", "one bottom for all tasks"
@@ -55,12 +55,9 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
         LogError: the log cannot be used.
         OutputError: the folder has trainings of another configuration, or cannot be written.
     """
-    if config.model.gate.kind in ("single_task", "attentive") or getattr(config.model.gate, "per_example", False):
-        raise ConfigError("advice is about gates that select experts for each task: configure another model.gate.kind")
-    if len(config.tasks) < 2:
-        raise ConfigError("advice is about tasks that share experts: there is only one task")
-    end = config.logs.test_from + timedelta(milliseconds=1)
-    config = config.model_copy(update={"logs": config.logs.model_copy(update={"test_until": end})})
+    _check(config)
+    config = config.without_test_split()
+    _open(folder, config)
 
     def train_all(name: str, settings: Settings) -> list[RunFolder]:
         runs = []
@@ -72,23 +69,30 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
             runs.append(RunFolder(run))
         return runs
 
-    check_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
     first = None
     runs = {CURRENT: train_all(CURRENT, {})}
     first = runs[CURRENT][0]
     similarity, inputs = _inspect(config, first)
     groups = members(config.task_names, group_tasks(similarity, len(config.tasks)))
-    flops = first.load_selection()["flops"]["frozen"]
-    rivals = {name: fit_experts(config, settings, flops, inputs) for name, settings in _rivals(len(groups)).items()}
+    flops = _mean_flops(runs[CURRENT])
+    rivals = {}
+    for name, settings in _rivals(len(groups)).items():
+        fitted = fit_experts(config, settings, flops, inputs)
+        if fitted is None:
+            print_status(f"left out: {name}, which costs more than the configuration even with experts of one unit")
+        else:
+            rivals[name] = fitted
+    if SHARED not in rivals:
+        raise ConfigError(f"there is no rival of {flops:,.0f} FLOPs per row: widen the experts of the configuration")
     runs |= {name: train_all(name, settings) for name, settings in rivals.items()}
     losses = {name: [_validation_losses(run) for run in trained] for name, trained in runs.items()}
+    unlabeled = [task for task in config.task_names if any(base[task] <= 0 for base in losses[SHARED])]
+    labeled = [task for task in config.task_names if task not in unlabeled]
+    if not labeled:
+        raise LogError("no task has labels in the validation split: move logs.validation_from")
     changes = {
         name: [
-            100 * statistics.mean(loss[task] / base[task] - 1 for task in config.task_names if base[task] > 0)
+            100 * statistics.mean(loss[task] / base[task] - 1 for task in labeled)
             for loss, base in zip(values, losses[SHARED], strict=True)
         ]
         for name, values in losses.items()
@@ -96,10 +100,12 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
     result = {
         "groups": groups,
         "seeds": seeds,
+        "tasks": labeled,
+        "without_labels": unlabeled,
         "models": {
             name: {
                 "settings": rivals.get(name, {}),
-                "flops": statistics.mean(run.load_selection()["flops"]["frozen"] for run in runs[name]),
+                "flops": _mean_flops(runs[name]),
                 "change": dict(zip(("mean", "half_width"), _paired(changes[name], changes[SHARED]), strict=True)),
             }
             for name in sorted(changes, key=lambda name: statistics.mean(changes[name]))
@@ -119,6 +125,44 @@ def recommend(changes: Mapping[str, list[float]]) -> str:
     best = min(changes, key=lambda name: statistics.mean(changes[name]))
     gain, half_width = _paired(changes[best], changes[CURRENT])
     return best if gain + half_width < 0 else CURRENT
+
+
+def _check(config: Config) -> None:
+    """Check that the advice applies to a configuration.
+
+    Raises:
+        ConfigError: it does not; names the setting to change.
+        UsageError: torchrun started several processes.
+    """
+    if get_world_size() > 1:
+        raise UsageError("ranker advise trains its models one after the other in one process: run it without torchrun")
+    if getattr(config.model.gate, "per_example", False):
+        raise ConfigError("advice is about gates that select experts per task: set model.gate.per_example = false")
+    if config.model.gate.kind in ("single_task", "attentive"):
+        raise ConfigError("advice is about gates that select experts per task: choose another model.gate.kind")
+    if len(config.tasks) < 2:
+        raise ConfigError("advice is about tasks that share experts: there is only one task")
+
+
+def _open(folder: Path, config: Config) -> None:
+    """Create the folder, or check that its trainings are of the same configuration."""
+    check_folder(folder)
+    file = folder / "config.toml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            if any(folder.iterdir()):
+                raise OutputError(f"{folder} has other content: name another folder")
+            config.write(file)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
+    for setting, *_ in diff_configs(load_config(file), config):
+        raise ConfigError(f"{folder} has trainings of another configuration: {setting} differs; name another folder")
+
+
+def _mean_flops(runs: Sequence[RunFolder]) -> float:
+    """Return the frozen FLOPs of a row with all tasks, mean of the runs."""
+    return float(statistics.mean(run.load_selection()["flops"]["frozen"] for run in runs))
 
 
 def _inspect(config: Config, run: RunFolder) -> tuple[Tensor, int]:
@@ -149,8 +193,8 @@ def _rivals(groups: int) -> dict[str, Settings]:
     return {SHARED: shared, SEPARATE: separate, SELECTED: selected}
 
 
-def fit_experts(config: Config, settings: Settings, flops: int, inputs: int) -> Settings:
-    """Return settings with the widest experts that do not cost more.
+def fit_experts(config: Config, settings: Settings, flops: float, inputs: int) -> Settings | None:
+    """Return settings with the widest experts that do not cost more; None if experts of one unit do.
 
     Args:
         config: the configuration, whose layers keep their proportions and whose towers stay.
@@ -161,11 +205,11 @@ def fit_experts(config: Config, settings: Settings, flops: int, inputs: int) -> 
     gate, reading = settings["model.gate"], settings["model.reading"]
     experts, k = gate.get("experts_budget", 1), gate.get("k", 1)
     *_, last = config.model.expert_layers
-    fitting = layers = [1 for _ in config.model.expert_layers]
+    fitting, layers = None, [1 for _ in config.model.expert_layers]
     while _cost(Shape(inputs, layers, config.model.tower_layers, reading), experts, k, len(config.tasks)) <= flops:
         fitting = layers
-        layers = [max(1, round(width * (fitting[-1] + 1) / last)) for width in config.model.expert_layers]
-    return {**settings, "model.expert_layers": fitting}
+        layers = [max(1, round(width * (layers[-1] + 1) / last)) for width in config.model.expert_layers]
+    return None if fitting is None else {**settings, "model.expert_layers": fitting}
 
 
 def _cost(shape: Shape, experts: int, k: int, tasks: int) -> int:
@@ -199,6 +243,7 @@ def format_advice(advice: Mapping[str, Any]) -> str:
     recommended = advice["recommended"]
     settings = advice["models"][recommended]["settings"]
     options = "".join(f"\n  --set '{key}={_toml(value)}'" for key, value in settings.items())
+    doubt = ", because no rival is certainly better" if recommended == CURRENT else ""
     return "\n".join(
         [
             f"groups of similar tasks: {'; '.join(map(', '.join, advice['groups']))}",
@@ -207,7 +252,8 @@ def format_advice(advice: Mapping[str, Any]) -> str:
             "",
             f"FLOPs: frozen, per row with all tasks. Validation loss: change from that of {SHARED}, mean of the tasks, "
             f"with its 95 % interval over {advice['seeds']} seeds.",
-            f"Recommended: {recommended}{options}",
+            *(f"Left out, without labels in the validation split: {task}" for task in advice["without_labels"]),
+            f"Recommended: {recommended}{doubt}{options}",
         ]
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.product import format_overrides, measure, tune, without_test_split
+from benchmarks.product import format_overrides, measure, tune
 from pipelines.config.config import load_config
 
 QUICK = ("counters=[]", "evaluation.bootstrap=0", "training.checks_per_epoch=1", "training.batch_size=512")
@@ -25,7 +25,7 @@ def test_training_without_the_test_split_has_no_evaluation_and_the_same_validati
     logs: Path, tmp_path: Path
 ) -> None:
     config = load_config(logs / "ranker.toml", QUICK)
-    outcome = measure(without_test_split(config), tmp_path / "run")
+    outcome = measure(config.without_test_split(), tmp_path / "run")
     assert outcome.evaluation is None
     assert outcome.validation_loss == measure(config, tmp_path / "run").validation_loss
 

@@ -195,7 +195,7 @@ def test_unknown_keys_are_all_reported(config_file: Path) -> None:
     [
         ("logs.test_from=2026-01-09T00:00:00", "logs: validation_from must be earlier than test_from"),
         ("logs.test_from=2026-01-01T00:00:00", "logs: validation_from must be earlier than test_from"),
-        ("logs.test_until=2026-01-10T00:00:00", "logs: test_until must be later than test_from"),
+        ("logs.test_until=2026-01-09T23:59:59", "logs: test_until must not be earlier than test_from"),
         ("logs.test_until=2026-01-11T00:00:00Z", "logs: test_from and test_until: give both a time zone or neither"),
         ("logs.test_from=soon", "logs.test_from: "),
         ("logs.train_from=2026-01-09T00:00:00", "logs: train_from must be earlier than validation_from"),

@@ -127,6 +127,18 @@ def test_rows_without_weight_do_not_count(inputs: npt.NDArray[np.float64]) -> No
     assert weighted[0, 1] > similarity(inputs, noisy(first, 2), mixed)[0, 1] + 0.1
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e9])
+def test_scale_of_the_weights_does_not_matter(inputs: npt.NDArray[np.float64], scale: float) -> None:
+    """The rule for tasks with little signal counts rows, not the sum of their weights."""
+    weak = 0.02 * inputs[:, 2] + np.random.default_rng(3).standard_normal(len(inputs))
+    labels = noisy(inputs[:, 0], 1), noisy(inputs[:, 0] + inputs[:, 1], 2), weak
+    weights = np.random.default_rng(4).uniform(0.5, 1.5, len(inputs))
+    expected = similarity(inputs, *labels, weights=weights)
+    assert expected.isnan().any()
+    found = similarity(inputs, *labels, weights=scale * weights)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
 def test_ranks_measure_what_one_process_does(inputs: npt.NDArray[np.float64]) -> None:
     labels = np.stack([noisy(inputs[:, 0], 1), noisy(inputs[:, 0] + inputs[:, 1], 2)], 1)
     parts = batches(inputs, labels)

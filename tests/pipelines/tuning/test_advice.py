@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from pipelines.cli.main import main
 from pipelines.config.config import load_config
 from pipelines.datasets.conflict import generate
-from pipelines.tuning.advice import CURRENT, SELECTED, SEPARATE, SHARED, fit_experts, format_advice, recommend
+from pipelines.tuning.advice import CURRENT, SELECTED, SEPARATE, SHARED, advise, fit_experts, format_advice, recommend
 from pipelines.tuning.search_space import override
 from ranking.selection import Shape
+
+if TYPE_CHECKING:
+    from tests.pipelines.conftest import Shop
 
 SETTINGS = ["model.expert_layers=[12, 6]", "model.experts=6", "model.gate.experts_budget=4", "evaluation.baselines=[]"]
 SETS = [word for setting in SETTINGS for word in ("--set", setting)]
@@ -51,6 +57,8 @@ def test_advice_compares_models_of_equal_cost_and_names_settings_that_train(
     assert [file.stat().st_mtime_ns for file in runs] == written
     output = capsys.readouterr()
     assert output.out == format_advice(advice) + "\n"
+    assert main([*command, "--set", "training.epochs=2"]) != 0
+    assert "training.epochs differs; name another folder" in capsys.readouterr().err
     assert "training: one bottom per group, seed 1" in output.err
     for name, model in advice["models"].items():
         chosen = format_advice({**advice, "recommended": name})
@@ -77,17 +85,19 @@ def test_fitted_experts_are_the_widest_that_do_not_cost_more(config_file: Path, 
         shape = Shape(32, layers, config.model.tower_layers, reading)  # type: ignore[arg-type]
         return 3 * shape.expert + len(config.tasks) * (shape.mixing(2) + shape.tower)
 
-    first, last = fit_experts(config, settings, 60_000, 32)["model.expert_layers"]
+    fitted = fit_experts(config, settings, 60_000, 32)
+    assert fitted is not None
+    first, last = fitted["model.expert_layers"]
     assert first == 2 * last
     assert cost([first, last]) <= 60_000 < cost([first + 2, last + 1])
-    assert fit_experts(config, settings, 0, 32)["model.expert_layers"] == [1, 1]
+    assert fit_experts(config, settings, 0, 32) is None
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (['model.gate={kind="single_task"}'], "gates that select experts for each task"),
-        (["model.gate.per_example=true"], "gates that select experts for each task"),
+        (['model.gate={kind="single_task"}'], "choose another model.gate.kind"),
+        (["model.gate.per_example=true"], "set model.gate.per_example = false"),
     ],
 )
 def test_gates_without_a_selection_per_task_are_rejected(
@@ -104,3 +114,36 @@ def test_work_path_of_a_file_is_rejected(config_file: Path, tmp_path: Path, caps
     work.write_text("a file")
     assert main(["advise", str(config_file), "--work", str(work), *SETS]) != 0
     assert f"{work} is a file, not a folder" in capsys.readouterr().err
+
+
+def test_seeds_without_an_interval_and_several_processes_are_rejected(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["advise", str(config_file), "--work", str(tmp_path / "work"), *SETS]
+    assert main([*command, "--seeds", "1"]) != 0
+    assert "at least two trainings" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(command) != 0
+    assert "without torchrun" in capsys.readouterr().err
+
+
+def test_advice_on_a_small_log_of_whole_days(shop: Shop, tmp_path: Path) -> None:
+    """Protects logs whose training split is one batch, and whose times are dates.
+
+    All rows of the first day of the test split have exactly the time at which it starts.
+    """
+    table = shop.table(400)
+    days = pc.floor_temporal(table["time"], unit="day")
+    table = table.set_column(table.column_names.index("time"), "time", days)
+    config = shop.config(training={"batch_size": 4096})
+    first, *others = config.task_names
+    validation = pc.equal(days, pa.scalar(config.logs.validation_from, days.type))
+    column = pc.if_else(validation, None, table["is_click"])
+    shop.write(table.set_column(table.column_names.index("is_click"), "is_click", column))
+    advice = advise(config, tmp_path / "work", 2)
+    assert advice["groups"] == [[first, *others]]
+    assert advice["without_labels"] == [first]
+    assert set(advice["models"]) == {CURRENT, SHARED}
+    assert f"without labels in the validation split: {first}" in format_advice(advice)
+    surveys = [json.loads(file.read_text()) for file in (tmp_path / "work").glob("*/survey.json")]
+    assert [survey["rows"]["test"] for survey in surveys] == [0] * 4
