@@ -124,7 +124,7 @@ def test_selected_experts_say_how_towers_read_them(
 def test_selected_experts_show_the_similarity_that_the_training_started_from(
     make_run_data: Callable[..., RunData],
 ) -> None:
-    """A task with too few labels has no similarity."""
+    """A task whose label is too rare or noisy has no similarity."""
     data = make_run_data(tasks=3)
     assert experts_section.selected_experts(data).content["similarity"] is None
     first, second, third = data.config.task_names
