@@ -24,7 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paired import paired_interval
+from pipelines.evaluation.paired import paired_interval
 
 os.environ["OMP_NUM_THREADS"] = "1"  # One process per core; more threads would wait for each other.
 

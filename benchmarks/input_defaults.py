@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.counters.metrics import METRICS, measured
 from benchmarks.counters.runs import scored, trained
-from benchmarks.paired import mean_and_error
 from pipelines.config.config import Config, load_config
+from pipelines.evaluation.paired import mean_and_error
 from pipelines.evaluation.sources import run_scorers
 from ranking.metrics import UnitDraws
 from ranking.schema import NumericFeature

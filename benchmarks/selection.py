@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frontier import file_name
-from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from pipelines.bench.tables import section
+from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 
 os.environ["OMP_NUM_THREADS"] = "1"  # One process per core; more threads would wait for each other.
 

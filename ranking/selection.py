@@ -92,6 +92,10 @@ class Shape:
         units = self.tower_layers[0] if self.reading == "side_by_side" else 1
         return 2 * experts * self.expert_layers[-1] * units
 
+    def row(self, experts: int, k: int, tasks: int) -> int:
+        """Return the FLOPs of a row for which so many experts run, and each of the tasks reads k of them."""
+        return experts * self.expert + tasks * (self.mixing(k) + self.tower)
+
 
 def _dense_flops(widths: Sequence[int]) -> int:
     """Count one multiplication and one addition per weight, without biases and activations."""
@@ -125,10 +129,9 @@ def flops(selection: Selection, shape: Shape, routing_cost: RoutingCost | None =
     routing_cost = routing_cost or RoutingCost(
         0, len(selection.experts_used), {task: len(weights) for task, weights in selection.tasks.items()}
     )
-    everything = selection.num_experts * shape.expert + tasks * (shape.mixing(selection.num_experts) + shape.tower)
     mixed = sum(shape.mixing(1) * count for count in routing_cost.experts_by_task.values())
     return {
-        "dense": everything + routing_cost.gate_flops,
+        "dense": shape.row(selection.num_experts, selection.num_experts, tasks) + routing_cost.gate_flops,
         "frozen": round(routing_cost.experts * shape.expert + mixed + tasks * shape.tower + routing_cost.gate_flops),
         "per_task": {
             task: round(count * (shape.expert + shape.mixing(1)) + shape.tower + routing_cost.gate_flops)

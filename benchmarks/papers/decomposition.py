@@ -12,7 +12,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers.convolutions import Shape
 from benchmarks.papers.gated_images import Architecture, Effort, ImageMixture, Settings, batches, measure, train
 from benchmarks.papers.images import SOURCES, Images, read_images
@@ -21,6 +20,7 @@ from benchmarks.papers.specialization import FASHION, MNIST, by_class, highest_c
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
 from pipelines.bench.tables import section
 from pipelines.console import print_status
+from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 
 SEEDS, TUNING_SEEDS = 10, 3
 RAW = "a folder with " + "; ".join(f"{name}: {SOURCES[name]}" for name in (MNIST.folder, FASHION.folder))

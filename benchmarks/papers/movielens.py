@@ -19,7 +19,6 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
-from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers.plots import expert_weights
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
 from benchmarks.product import Outcome, format_overrides, trained, tune
@@ -28,6 +27,7 @@ from pipelines.config.config import load_config
 from pipelines.console import print_status
 from pipelines.datasets import movielens
 from pipelines.datasets.write import feature, task, write_logs
+from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 from pipelines.evaluation.predict import predict
 from pipelines.evaluation.sources import run_scorers
 from pipelines.runs.run import RunFolder

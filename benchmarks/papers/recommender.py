@@ -13,7 +13,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers.plots import heatmaps
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
 from benchmarks.product import format_overrides, measure, tune
@@ -21,6 +20,7 @@ from pipelines.bench.tables import section
 from pipelines.config.config import load_config
 from pipelines.console import print_status
 from pipelines.datasets import kuairand, synthetic
+from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 from ranking.errors import LogError
 from ranking.selection import Shape
 

@@ -11,13 +11,13 @@ from scipy.stats import binomtest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers.mixtures import Effort, Method, Problems, Split, evaluate, glorot, train
 from benchmarks.papers.plots import expert_weights
 from benchmarks.papers.tuning import FRESH_SEED, Grid, tune
 from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
+from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 from ranking.gates.config import DSelectKConfig, TopKConfig
 
 SEEDS = 60

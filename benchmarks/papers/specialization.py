@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers.convolutions import Shape
 from benchmarks.papers.gated_images import (
     Architecture,
@@ -27,6 +26,7 @@ from benchmarks.papers.plots import heatmaps
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
 from pipelines.bench.tables import section
 from pipelines.console import print_status
+from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 
 SEEDS = 5
 RAW = "a folder with " + "; ".join(f"{name}: {source}" for name, source in SOURCES.items())

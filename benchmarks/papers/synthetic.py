@@ -11,13 +11,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers import plots as figures
 from benchmarks.papers.mixtures import Effort, Fit, Method, Problems, Split, evaluate, glorot, train
 from benchmarks.papers.tuning import FRESH_SEED, Grid, tune
 from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
+from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 from ranking.gates.config import DSelectKConfig, SoftmaxConfig, SoftmaxSelectorsConfig, TopKConfig
 
 SEEDS = 8

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.paired import mean_and_error, paired_interval, plus_minus
 from benchmarks.papers import plots as figures
 from benchmarks.papers.convolutions import ConvolutionalExperts, Dense, Shape
 from benchmarks.papers.images import CLASSES, SOURCES, Images, read_images, with_validation
@@ -21,6 +20,7 @@ from benchmarks.papers.tuning import FRESH_SEED, Grid, tune
 from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
+from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 from ranking.gates.config import (
     DSelectKConfig,
     GumbelSoftmaxConfig,

@@ -49,8 +49,8 @@ class LogsConfig(StrictModel):
         train_from: inclusive start of the training split; earlier rows are not read.
         validation_from: inclusive start of the validation split and end of the training split.
         test_from: inclusive start of the test split.
-        test_until: exclusive end of the test split; later rows are not read. Default: the end of the log. With the
-            value of ``test_from``, there is no test split.
+        test_until: exclusive end of the test split; later rows are not read. Default: the end of the log. If
+            it equals ``test_from``, there is no test split.
         allow_missing_days: whether days may be missing between the first and the last day of the log.
         max_bad_rows: maximum fraction of bad rows.
     """

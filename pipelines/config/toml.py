@@ -1,12 +1,14 @@
-"""Reading of ``ranker.toml`` and of command-line overrides, before validation."""
+"""Reading of ``ranker.toml`` and of command-line overrides, before validation; writing of values on one line."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from ranking.errors import ConfigError, UsageError
 
@@ -54,6 +56,15 @@ def read_toml(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     for override in overrides:
         _apply(data, override)
     return data
+
+
+def inline_toml(value: Any) -> str:
+    """Return a value in TOML notation on one line."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {inline_toml(entry)}" for key, entry in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(inline_toml, value)) + "]"
+    return tomli_w.dumps({"x": str(value) if isinstance(value, Path) else value}).removeprefix("x = ").rstrip("\n")
 
 
 def _invalid_line(text: str, error: str) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import tomli_w
-
+from pipelines.config.toml import inline_toml
 from pipelines.init.guesses import ColumnGuess, LeftOut
 from pipelines.init.plan import Plan
 from pipelines.init.sizes import WANTED_STEPS
@@ -194,7 +192,7 @@ def _serving(plan: Plan) -> list[str]:
     reason = "weights of the scores that sort the items: choose your own"
     if any(weight < 0 for weight in objective.values()):
         reason += "; negative for what items should not cause"
-    return ["[serving]", f"# {reason}", f"objective = {_inline(objective)}"]
+    return ["[serving]", f"# {reason}", f"objective = {inline_toml(objective)}"]
 
 
 def _reason(guess: ColumnGuess) -> str:
@@ -207,17 +205,8 @@ def _joined(reason: str, unsure: str | None, note: str | None = None) -> str:
 
 
 def _setting(key: str, value: Any, comment: str | None = None) -> str:
-    text = f"{key} = {_inline(value)}"
+    text = f"{key} = {inline_toml(value)}"
     return f"{text:<{COMMENT_COLUMN}} # {_clean(comment)}" if comment else text
-
-
-def _inline(value: Any) -> str:
-    """Return a value in TOML notation on one line."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_inline(entry)}" for key, entry in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return tomli_w.dumps({"x": str(value) if isinstance(value, Path) else value}).removeprefix("x = ").rstrip("\n")
 
 
 def _clean(text: str) -> str:

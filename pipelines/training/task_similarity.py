@@ -110,8 +110,8 @@ def measure_similarity(model: MMoE, batches: Iterable[LabeledBatch], context: Di
     halves: list[_Sums] = []
     for position, labeled in enumerate(batches):
         batch = DeviceBatch.from_labeled(labeled, context.device)
-        x = torch.cat([model.embeddings(batch.inputs), model.dense(batch.inputs.dense)], 1)
-        units = F.relu(F.linear(F.batch_norm(x, None, None, training=True), weights[:, 1:], weights[:, 0]))
+        x = F.batch_norm(model.features(batch.inputs), None, None, training=True)
+        units = F.relu(F.linear(x, weights[:, 1:], weights[:, 0]))
         sums = _Sums.of(units, batch.labels, batch.weights)
         if position < 2:
             halves.append(sums)

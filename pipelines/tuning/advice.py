@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.stats import t
 from torch import Tensor
 
 from pipelines.config.config import Config, load_config
 from pipelines.config.diff import diff_configs
+from pipelines.config.toml import inline_toml
 from pipelines.console import print_status
+from pipelines.evaluation.paired import paired_interval
 from pipelines.evaluation.text_table import align_columns
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
@@ -59,17 +60,18 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
     config = config.without_test_split()
     _open(folder, config)
 
-    def train_all(name: str, settings: Settings) -> list[RunFolder]:
+    def train_all(name: str, settings: Settings, columns_from: RunFolder | None = None) -> list[RunFolder]:
         runs = []
         for seed in range(config.training.seed, config.training.seed + seeds):
             run = folder / f"{name.replace(' ', '-')}-{seed}"
             print_status(f"training: {name}, seed {seed}")
             with run.with_suffix(".log").open("a") as log, redirect_stderr(log):
-                train(override(config, {**settings, "training.seed": seed}), run, resume=True, columns_from=first)
+                seeded = override(config, {**settings, "training.seed": seed})
+                train(seeded, run, resume=True, columns_from=columns_from)
             runs.append(RunFolder(run))
+            columns_from = runs[0]
         return runs
 
-    first = None
     runs = {CURRENT: train_all(CURRENT, {})}
     first = runs[CURRENT][0]
     similarity, inputs = _inspect(config, first)
@@ -83,8 +85,8 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
         else:
             rivals[name] = fitted
     if SHARED not in rivals:
-        raise ConfigError(f"there is no rival of {flops:,.0f} FLOPs per row: widen the experts of the configuration")
-    runs |= {name: train_all(name, settings) for name, settings in rivals.items()}
+        raise ConfigError(f"the configuration costs {flops:,.0f} FLOPs per row, less than any rival: widen its experts")
+    runs |= {name: train_all(name, settings, first) for name, settings in rivals.items()}
     losses = {name: [_validation_losses(run) for run in trained] for name, trained in runs.items()}
     unlabeled = [task for task in config.task_names if any(base[task] <= 0 for base in losses[SHARED])]
     labeled = [task for task in config.task_names if task not in unlabeled]
@@ -106,9 +108,9 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
             name: {
                 "settings": rivals.get(name, {}),
                 "flops": _mean_flops(runs[name]),
-                "change": dict(zip(("mean", "half_width"), _paired(changes[name], changes[SHARED]), strict=True)),
+                "change": dict(zip(("mean", "half_width"), paired_interval(values, changes[SHARED]), strict=True)),
             }
-            for name in sorted(changes, key=lambda name: statistics.mean(changes[name]))
+            for name, values in sorted(changes.items(), key=lambda item: statistics.mean(item[1]))
         },
         "recommended": recommend(changes),
     }
@@ -123,7 +125,7 @@ def recommend(changes: Mapping[str, list[float]]) -> str:
         changes: loss of each model by seed; ``CURRENT`` is one of them.
     """
     best = min(changes, key=lambda name: statistics.mean(changes[name]))
-    gain, half_width = _paired(changes[best], changes[CURRENT])
+    gain, half_width = paired_interval(changes[best], changes[CURRENT])
     return best if gain + half_width < 0 else CURRENT
 
 
@@ -206,15 +208,10 @@ def fit_experts(config: Config, settings: Settings, flops: float, inputs: int) -
     experts, k = gate.get("experts_budget", 1), gate.get("k", 1)
     *_, last = config.model.expert_layers
     fitting, layers = None, [1 for _ in config.model.expert_layers]
-    while _cost(Shape(inputs, layers, config.model.tower_layers, reading), experts, k, len(config.tasks)) <= flops:
+    while Shape(inputs, layers, config.model.tower_layers, reading).row(experts, k, len(config.tasks)) <= flops:
         fitting = layers
         layers = [max(1, round(width * (layers[-1] + 1) / last)) for width in config.model.expert_layers]
     return None if fitting is None else {**settings, "model.expert_layers": fitting}
-
-
-def _cost(shape: Shape, experts: int, k: int, tasks: int) -> int:
-    """Return the FLOPs of a row with all tasks."""
-    return experts * shape.expert + tasks * (shape.mixing(k) + shape.tower)
 
 
 def _validation_losses(run: RunFolder) -> dict[str, float]:
@@ -226,13 +223,6 @@ def _validation_losses(run: RunFolder) -> dict[str, float]:
     return losses
 
 
-def _paired(values: list[float], others: list[float]) -> tuple[float, float]:
-    """Return the mean difference of the same seeds, and the half-width of its 95 % interval (Student's t)."""
-    differences = [a - b for a, b in zip(values, others, strict=True)]
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    return statistics.mean(differences), float(t.ppf(0.975, len(differences) - 1)) * error
-
-
 def format_advice(advice: Mapping[str, Any]) -> str:
     """Format the result of ``advise`` for a terminal."""
     rows = [["model", "FLOPs", "validation loss"]]
@@ -242,7 +232,7 @@ def format_advice(advice: Mapping[str, Any]) -> str:
         rows.append([name, f"{model['flops']:,.0f}", text])
     recommended = advice["recommended"]
     settings = advice["models"][recommended]["settings"]
-    options = "".join(f"\n  --set '{key}={_toml(value)}'" for key, value in settings.items())
+    options = "".join(f"\n  --set '{key}={inline_toml(value)}'" for key, value in settings.items())
     doubt = ", because no rival is certainly better" if recommended == CURRENT else ""
     return "\n".join(
         [
@@ -256,10 +246,3 @@ def format_advice(advice: Mapping[str, Any]) -> str:
             f"Recommended: {recommended}{doubt}{options}",
         ]
     )
-
-
-def _toml(value: Any) -> str:
-    """Return a value of a setting in TOML notation."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + "}"
-    return json.dumps(value)

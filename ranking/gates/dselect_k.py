@@ -17,8 +17,8 @@ from ranking.gates.smooth_step import inverse_smooth_step, smooth_step
 INITIAL_CODE = 0.02
 """Codes start uniform in ±INITIAL_CODE·γ, in the middle of the fractional region, so that selections are learned."""
 
-START = 0.99
-"""Smooth-step value of a code variable that starts at 1, see ``start_from``."""
+START_SHARE = 0.01
+"""Distance from 0 and 1 of the smooth-step values after ``start_from``."""
 
 MIN_SHARE = 0.05
 """Minimum distance from 0 and 1 of the smooth-step values after ``restrict``, so that codes can still change."""
@@ -211,7 +211,14 @@ class DSelectK(SelectorGate):
 
         Call it before training. The selectors can still change, and such changes count as learned.
         """
-        s = self.bits[experts.to(self.bits.device)].to(self.z).clamp(1 - START, START)
+        self._open_at(experts.to(self.bits.device), START_SHARE)
+
+    def _open_at(self, experts: Tensor, share: float) -> None:
+        """Set the codes to those of experts [tasks, k], with smooth-step values this far from 0 and 1.
+
+        The code of an expert is its number.
+        """
+        s = self.bits[experts].to(self.z).clamp(share, 1 - share)
         self.z.copy_(inverse_smooth_step(s, self.gamma))
         self.initial_codes.copy_(self._rounded_codes())
 
@@ -226,11 +233,9 @@ class DSelectK(SelectorGate):
         if self.per_example:
             self.w.requires_grad_(True)
             return
-        selected = self.codes()  # The code of an expert is its number.
+        selected = self.codes()
         self.expert_of_code.copy_(_expert_of_code(torch.arange(len(self.bits)), self.num_experts, "fold"))
-        s = self.bits[selected].to(self.z).clamp(MIN_SHARE, 1 - MIN_SHARE)
-        self.z.copy_(inverse_smooth_step(s, self.gamma))
-        self.initial_codes.copy_(self._rounded_codes())
+        self._open_at(selected, MIN_SHARE)
         self.learned.zero_()
         self.z.requires_grad_(True)
 

@@ -155,11 +155,15 @@ class MMoE(nn.Module):
         Raises:
             ValueError: the model has a position tower, is in training mode, and ``side`` is missing.
         """
-        x = self.norm(torch.cat([self.embeddings(inputs), self.dense(inputs.dense)], 1))
+        x = self.norm(self.features(inputs))
         hidden = self.experts(x)
         routing = self.gate.route(x, hidden)
         mixed = self.reading(hidden, routing.weights[..., self.active])
         return ForwardOutput(self.output(self.towers(mixed)).squeeze(-1).T + self._added_outputs(side), x, routing)
+
+    def features(self, inputs: TorchBatch) -> Tensor:
+        """Return embeddings and numbers of rows, before batch norm [batch, inputs]."""
+        return torch.cat([self.embeddings(inputs), self.dense(inputs.dense)], 1)
 
     def _added_outputs(self, side: TorchBatch | None) -> Tensor | float:
         if not self.training:

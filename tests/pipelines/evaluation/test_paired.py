@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from benchmarks.paired import mean_and_error, paired_interval, plus_minus
+from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 
 
 def test_paired_interval_is_that_of_a_paired_t_test() -> None:
