@@ -18,7 +18,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -173,7 +172,7 @@ def speedup(seconds: Mapping[str, list[float]], name: str) -> float:
 
 def embedding_rows(ranker: FrozenRanker, requests: Requests) -> list[str]:
     """Return the rows of the table of embeddings."""
-    rankers = {name: replace(ranker, weights=encoded(ranker.weights, name)) for name in ROW_TYPES}
+    rankers = {name: ranker.map_weights(partial(encoded, row_type=name)) for name in ROW_TYPES}
     backends, tasks = {name: OnnxBackend(one) for name, one in rankers.items()}, ranker.schema.task_names
     speedups: dict[str, list[float]] = {name: [] for name in rankers}
     changes = dict.fromkeys(rankers, 0.0)
@@ -186,7 +185,9 @@ def embedding_rows(ranker: FrozenRanker, requests: Requests) -> list[str]:
             changes[name] = max(changes[name], float(np.abs(backend.scores(batch, tasks) - exact).max()))
     rows = []
     for name, one in rankers.items():
-        size = sum(weight.nbytes for key, weight in one.weights.items() if key.startswith("embedding.")) / 2**20
+        size = (
+            sum(weight.nbytes for key, weight in one.models[0].weights.items() if key.startswith("embedding.")) / 2**20
+        )
         cells = " | ".join(f"{ratio:.2f}" for ratio in speedups[name])
         rows.append(f"| {name} | {size:.1f} | {cells} | {changes[name]:.1e} |")
     return rows

@@ -51,6 +51,26 @@ class Selection:
         }
 
     @classmethod
+    def joined(cls, selections: Sequence[Self]) -> Self:
+        """Return the selection of the mean of several models, whose experts are numbered one model after the other.
+
+        Args:
+            selections: selection of each model, of the same tasks.
+        """
+        if len(selections) == 1:
+            return selections[0]
+        starts = list(itertools.accumulate((selection.num_experts for selection in selections), initial=0))
+        parts = list(zip(starts, selections, strict=False))
+        tasks = {
+            task: {start + e: w / len(parts) for start, selection in parts for e, w in selection.tasks[task].items()}
+            for task in selections[0].tasks
+        }
+        readings = {selection.reading for selection in selections}
+        per_example = any(selection.per_example for selection in selections)
+        reading = readings.pop() if len(readings) == 1 else "sum"
+        return cls(starts[-1], sum(selection.k for selection in selections), tasks, per_example, reading)
+
+    @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Create a selection from the result of ``to_json``."""
         tasks = {task: {int(e): float(w) for e, w in weights.items()} for task, weights in data["tasks"].items()}

@@ -26,10 +26,10 @@ def dense_model(ranker: FrozenRanker) -> MMoE:
     """Return a model, in eval mode, that freezes to the bundle.
 
     Raises:
-        ValueError: the bundle has a per-example gate.
+        ValueError: the bundle has a per-example gate, or several models.
     """
-    graph, schema, selection = ranker.graph, ranker.schema, ranker.selection
-    if ranker.gate is not None:
+    (graph,), schema, selection = ranker.graph.graphs, ranker.schema, ranker.selection
+    if ranker.per_example:
         raise ValueError("a bundle with a per-example gate has no dense model")
     widths = [len(bias) for _, bias in next(iter(graph.experts.values()))]
     towers = [len(bias) for _, bias in graph.towers[schema.task_names[0]][:-1]]
@@ -55,10 +55,11 @@ def dense_model(ranker: FrozenRanker) -> MMoE:
 
 def dense_ranker(ranker: FrozenRanker) -> FrozenRanker:
     """Return the ranker with a graph in which every task uses all experts."""
-    selection, weights = ranker.selection, dict(ranker.weights)
+    (model,) = ranker.models
+    selection, weights = model.selection, dict(model.weights)
     template, random = selection.experts_used[0], np.random.default_rng(0)
     for expert in set(range(selection.num_experts)) - set(selection.experts_used):
-        for name, value in ranker.weights.items():
+        for name, value in model.weights.items():
             if name.startswith(f"expert.{template}."):
                 values = random.normal(scale=value.std(), size=value.shape).astype(np.float32)
                 weights[name.replace(f"expert.{template}.", f"expert.{expert}.", 1)] = values
@@ -67,7 +68,7 @@ def dense_ranker(ranker: FrozenRanker) -> FrozenRanker:
         for task, chosen in selection.tasks.items()
     }
     dense = replace(selection, k=selection.num_experts, tasks=tasks)
-    return replace(ranker, selection=dense, weights=weights)
+    return replace(ranker, models=(replace(model, selection=dense, weights=weights),))
 
 
 def without_split(ranker: FrozenRanker) -> FrozenRanker:

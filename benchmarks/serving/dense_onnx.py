@@ -31,8 +31,9 @@ class DenseOnnxBackend:
 
     def __init__(self, ranker: FrozenRanker, threads: int) -> None:
         self._ranker, splitter = ranker, SharedItemSplitter(ranker.encoder)
-        self._shared = EmbeddingLookup(splitter.shared, ranker.weights)
-        self._items = EmbeddingLookup(splitter.items, ranker.weights)
+        (frozen,) = ranker.models
+        self._shared = EmbeddingLookup(splitter.shared, frozen.weights)
+        self._items = EmbeddingLookup(splitter.items, frozen.weights)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
@@ -55,7 +56,7 @@ def dense_body(ranker: FrozenRanker) -> bytes:
     Args:
         ranker: ranker with a static gate whose tasks use all experts.
     """
-    graph, tasks = ranker.graph, ranker.schema.task_names
+    (graph,), tasks = ranker.graph.graphs, ranker.schema.task_names
     model = onnx.load_from_string(onnx_body(ranker, tasks))
     experts = list(graph.experts)
     layers = next(iter(graph.experts.values()))
@@ -85,7 +86,7 @@ def dense_body(ranker: FrozenRanker) -> bytes:
 
 def _tower_output(ranker: FrozenRanker, task: str) -> str:
     """Return the name of the output of the first layer of a task's tower."""
-    return f"tower.{task}.0" if len(ranker.graph.towers[task]) > 1 else f"output.{task}"
+    return f"tower.{task}.0" if len(ranker.graph.graphs[0].towers[task]) > 1 else f"output.{task}"
 
 
 def _mixing_nodes(tasks: list[str], experts: list[str]) -> list[onnx.NodeProto]:

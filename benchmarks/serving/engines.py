@@ -106,7 +106,7 @@ def backend_contenders(ranker: FrozenRanker, threads: int) -> list[Contender]:
                 contenders.append(Contender(f"frozen, {backend}", select_backend(ranker, backend, threads).scores))
         except RankerError:  # The machine or the bundle does not support this backend.
             continue
-    if ranker.gate is None:
+    if not ranker.per_example:
         one_task = select_backend(ranker, "onnxruntime", threads).scores
         contenders.append(Contender("one task, onnxruntime", one_task, tasks=1))
     return contenders

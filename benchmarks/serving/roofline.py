@@ -37,12 +37,13 @@ def products(ranker: FrozenRanker, rows: int, *, split: bool = True) -> dict[Pro
     """
     splitter, counts = SharedItemSplitter(ranker.encoder), Counter[Product]()
     shared, items = len(splitter.shared.input_columns), len(splitter.items.input_columns)
-    for layers in ranker.graph.experts.values():
+    (graph,) = ranker.graph.graphs
+    for layers in graph.experts.values():
         widths = [len(bias) for _, bias in layers]
         counts[1, shared if split else 0, widths[0]] += 1
         counts[rows, items if split else shared + items, widths[0]] += 1
         counts.update((rows, a, b) for a, b in itertools.pairwise(widths))
-    for layers in ranker.graph.towers.values():
+    for layers in graph.towers.values():
         counts.update((rows, *weight.shape) for weight, _ in layers)
     return {product: count for product, count in counts.items() if product[1]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ from pipelines.cli.options import (
     dump_json,
     require_complete,
 )
+from ranking.artifacts.bundle import EVALUATION
 from ranking.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,8 +35,14 @@ if TYPE_CHECKING:
 
 def add_commands(commands: CommandGroup) -> None:
     """Add the commands."""
-    freeze = commands.add("freeze", "write the bundle of a converged run", _freeze_command)
-    freeze.add_argument("source", type=Path, metavar="RUN", help=RUN)
+    freeze = commands.add("freeze", "write the bundle of a converged run, or of the mean of several", _freeze_command)
+    freeze.add_argument(
+        "sources",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help=f"{RUN}; the bundle of several runs of the same log averages their outputs",
+    )
     freeze.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help=NEW_FOLDER)
     add_embeddings(freeze)
 
@@ -149,7 +157,13 @@ def add_commands(commands: CommandGroup) -> None:
 def _freeze_command(arguments: argparse.Namespace) -> None:
     from pipelines.jobs.freeze import freeze_run
 
-    freeze_run(arguments.source, arguments.out, arguments.embeddings)
+    first, *others = arguments.sources
+    freeze_run(first, arguments.out, arguments.embeddings, others)
+    evaluation = arguments.out / EVALUATION
+    if others and evaluation.exists():
+        from pipelines.evaluation.format import format_evaluation
+
+        print(format_evaluation(json.loads(evaluation.read_text())))
     print(arguments.out)
 
 

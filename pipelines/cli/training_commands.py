@@ -1,31 +1,45 @@
-"""Commands for training and evaluation: train, advise, tune, evaluate, compare and report."""
+"""Commands for training and evaluation: train, distill, advise, tune, evaluate, compare and report."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.cli.argument_types import location, positive_int
 from pipelines.cli.command_group import CommandGroup
 from pipelines.cli.options import CONFIG, JSON, RUN, add_bad_row_limit, add_overrides, bad_row_limit, dump_json
 from ranking.errors import RankerError, UsageError
 
+if TYPE_CHECKING:
+    from pipelines.config.config import Config
+    from pipelines.training.warm_start import WarmStart
+
 
 def add_commands(commands: CommandGroup) -> None:
     """Add the commands."""
     train = commands.add("train", "train a model until its gates converge, and evaluate it", _train_command)
     train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
-    train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
-    existing = train.add_mutually_exclusive_group()
-    existing.add_argument("--resume", action="store_true", help="continue an interrupted run, if there is one")
-    existing.add_argument(
-        "--overwrite", action="store_true", help="replace an unfinished run in the folder; finished runs are kept"
-    )
+    _add_run_folder(train)
     train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="start from the weights of this run")
     train.add_argument("--reopen", action="store_true", help="with --from: let the gates select their experts again")
     add_bad_row_limit(train)
     add_overrides(train)
     train.add_argument("--json", action="store_true", help=JSON)
+
+    distill = commands.add(
+        "distill", "train a model on the labels and on the mean prediction of earlier runs", _distill_command
+    )
+    distill.add_argument(
+        "teachers",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help=f"{RUN}; the new run has the configuration of the first one",
+    )
+    _add_run_folder(distill)
+    add_overrides(distill)
+    distill.add_argument("--json", action="store_true", help=JSON)
 
     advise = commands.add(
         "advise", "measure which gate and experts of equal cost suit a log, without its test split", _advise_command
@@ -95,20 +109,46 @@ def add_commands(commands: CommandGroup) -> None:
     report.add_argument("--out", type=Path, help="HTML file; an existing file is replaced (default: RUN/report.html)")
 
 
+def _add_run_folder(command: argparse.ArgumentParser) -> None:
+    """Add the run folder and what to do with a run that is in it."""
+    command.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
+    existing = command.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="continue an interrupted run, if there is one")
+    existing.add_argument(
+        "--overwrite", action="store_true", help="replace an unfinished run in the folder; finished runs are kept"
+    )
+
+
 def _train_command(arguments: argparse.Namespace) -> None:
     from pipelines.config.config import load_config
 
     # The configuration is validated before the slow import of PyTorch.
     config = load_config(arguments.config, [*arguments.overrides, *bad_row_limit(arguments)])
-    from pipelines.console import is_main_process
-    from pipelines.evaluation.format import format_evaluation
-    from pipelines.jobs.train import train
     from pipelines.runs.run import RunFolder
     from pipelines.training.warm_start import WarmStart
 
     if arguments.reopen and arguments.earlier is None:
         raise UsageError("--reopen applies to the gates of an earlier run: name the run with --from")
     warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
+    _train(arguments, config, warm)
+
+
+def _distill_command(arguments: argparse.Namespace) -> None:
+    from pipelines.config.config import load_config
+    from pipelines.config.toml import inline_toml
+    from pipelines.runs.run import RunFolder
+
+    runs = [RunFolder.open(path) for path in arguments.teachers]
+    teachers = inline_toml([str(run.path.absolute()) for run in runs])
+    _train(arguments, load_config(runs[0].config, [*arguments.overrides, f"training.teachers={teachers}"]), None)
+
+
+def _train(arguments: argparse.Namespace, config: Config, warm: WarmStart | None) -> None:
+    """Train, and print the evaluation."""
+    from pipelines.console import is_main_process
+    from pipelines.evaluation.format import format_evaluation
+    from pipelines.jobs.train import train
+
     run = train(
         config,
         arguments.folder,

@@ -13,6 +13,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Strict,
     ValidationError,
     model_validator,
 )
@@ -167,6 +168,8 @@ class TrainingConfig(StrictModel):
         patience: validations without improvement, counted after the experts are selected, before training stops.
         loss_weighting: ``fixed`` uses the task weights; ``uncertainty`` additionally learns weights.
         ranking_loss: pairwise loss of the binary tasks, which training adds to their loss; None for none.
+        teachers: runs of the same log and features; each label is replaced by half of it plus half of the mean of their
+            predictions.
         seed: seed of initialization, shuffling and dropout.
         trackers: experiment trackers that receive parameters and metrics.
     """
@@ -187,6 +190,7 @@ class TrainingConfig(StrictModel):
     patience: PositiveInt = 8
     loss_weighting: Literal["fixed", "uncertainty"] = "fixed"
     ranking_loss: RankingLossConfig | None = None
+    teachers: ListOf[Annotated[Path, Strict(False)]] = ()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     trackers: ListOf[Tracker] = ()
     convergence: ConvergenceConfig = ConvergenceConfig()
@@ -363,7 +367,8 @@ def load_config(file: Path, overrides: Sequence[str] = (), *, stored: bool = Fal
     base = file.absolute().parent
     logs = config.logs
     absolute = {key: _absolute(base, getattr(logs, key)) for key in ("path", "users", "items")}
-    return config.model_copy(update={"logs": logs.model_copy(update=absolute)})
+    training = config.training.model_copy(update={"teachers": tuple(base / run for run in config.training.teachers)})
+    return config.model_copy(update={"logs": logs.model_copy(update=absolute), "training": training})
 
 
 def _absolute(base: Path, where: Uris | None) -> Uris | None:

@@ -36,6 +36,8 @@ def require_consistent(config: Config) -> None:
 
 def _gate(config: Config) -> Iterator[str]:
     gate = config.model.gate
+    if gate.kind == "single_task" and config.training.teachers:
+        yield "training.teachers: single_task trains a model for each task: distill a configuration with one task"
     k, budget = getattr(gate, "k", None), getattr(gate, "experts_budget", None)
     if k is not None and budget is not None and k > budget:
         yield (

@@ -1,31 +1,42 @@
-"""``ranker freeze``: writes the bundle of a run after verifying it on held-out rows."""
+"""``ranker freeze``: writes the bundle of a run, or of the mean of several, after verifying it on held-out rows."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from pipelines.config.config import LogsConfig
+from pipelines.config.config import Config, LogsConfig
 from pipelines.config.uri import redact_uri
 from pipelines.console import print_status
 from pipelines.counters.columns import joined_columns
 from pipelines.data.log_schema import masked_labels
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import split_range
+from pipelines.evaluation.evaluate import evaluate
+from pipelines.evaluation.sources import bundle_scorer
 from pipelines.runs.run import RunFolder
-from pipelines.training.model_factory import load_model
+from pipelines.runs.same_inputs import require_same_inputs, require_same_settings
+from pipelines.runs.single_task import joint_record
+from pipelines.training.calibration import fit_calibration
+from pipelines.training.labeled_batch import read_split
+from pipelines.training.model_factory import load_encoder, load_model
 from ranking.artifacts import bundle
-from ranking.artifacts.atomic_files import check_creatable
+from ranking.artifacts.atomic_files import check_creatable, write_json
 from ranking.counters.features import DerivedFeatures
+from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.torch_batch import TorchBatch
-from ranking.errors import BundleError, InvalidInputError, LogError
+from ranking.errors import BundleError, InvalidInputError, LogError, UsageError
 from ranking.frozen.calibration import Calibration, to_probabilities
 from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.freeze import freeze as frozen
@@ -33,7 +44,7 @@ from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import SingleTaskConfig
 from ranking.metrics.binary import auc
 from ranking.model.mmoe import MMoE
-from ranking.schema import Task
+from ranking.schema import Owner, Task
 from ranking.selection import Selection
 
 GOLDEN_ROWS = 32
@@ -58,7 +69,7 @@ def with_embeddings(ranker: FrozenRanker, embeddings: RowType, rows: pa.Table) -
         BundleError: the scores, or the AUC, of a task change by more than ``MAX_SCORE_CHANGE`` or ``MAX_AUC_CHANGE``.
     """
     tasks = ranker.schema.tasks
-    compact = replace(ranker, weights=encoded(ranker.weights, embeddings))
+    compact = ranker.map_weights(partial(encoded, row_type=embeddings))
     before, after = (one.score_completed(rows, tasks)[0].astype(np.float64) for one in (ranker, compact))
     changes: dict[str, dict[str, float]] = {}
     for task, old, new in zip(tasks, before.T, after.T, strict=True):
@@ -99,33 +110,55 @@ def _auc_change(
     return None if old is None or new is None else new - old
 
 
-def freeze_run(path: Path, out: Path, embeddings: RowType = "float32") -> FrozenRanker:
+def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: Sequence[Path] = ()) -> FrozenRanker:
     """Write the bundle of a run, after verifying on held-out rows that its scores equal those of the dense model.
+
+    The bundle of several runs averages their outputs. It has a calibration and an evaluation of its own, if the tasks
+    ask for one and the log has a test split.
 
     Args:
         path: folder of a finished run.
         out: new folder for the bundle.
         embeddings: type of the rows of embedding tables. Scores on the held-out rows may differ from those with float32
             by at most ``MAX_SCORE_CHANGE`` and ``MAX_AUC_CHANGE``.
+        others: runs of the same log and features. The objective and the evaluation settings are those of ``path``.
 
     Raises:
         NotConvergedError: codes of the gate are not binary; names task, selector and distance.
         OutputError: ``out`` exists or cannot be written.
-        BundleError: the scores of the frozen graph and the dense model differ, or the run is a single-task run, or the
+        BundleError: the scores of a frozen graph and the dense model differ, or the run is a single-task run, or the
             type of embeddings changes the scores of a task too much.
-        LogError: the run or its log cannot be used.
+        ConfigError: the runs have other features, tasks or rows than each other.
+        LogError: a run or its log cannot be used.
     """
     check_creatable(out)
-    run = RunFolder.open(path)
+    run, *rest = runs = [RunFolder.open(folder) for folder in (path, *others)]
     config = run.load_config()
     if isinstance(config.model.gate, SingleTaskConfig):
         folders = ", ".join(str(run.task_folder(task)) for task in config.task_names)
         raise BundleError(f"{path} contains an independent model for each task: freeze each of them ({folders})")
+    _require_distinct(runs)
+    for other in rest:
+        require_same_settings(config, other)
+    require_same_inputs(run, rest)
     schema = config.serving_schema
-    model, encoder = load_model(run, config)
     tables = load_tables(config.logs, schema)
-    selection = run.load_selection()
-    routed = (config.model.gate, Selection.from_json(selection)) if model.gate.per_example else None
+    reader = LogReader(config.logs.path, schema, tables, until=config.logs.test_until)
+    encoder = load_encoder(run, config)
+    with joined_columns(reader, encoder.schema, run.features if schema.derived else None) as joined:
+        reader = reader.with_joined(joined)
+        held_out = _held_out(reader, config.logs)
+        rankers = [_frozen_run(each, tables, held_out) for each in runs]
+        ranker = rankers[0]
+        if rest:
+            ranker = replace(ranker, models=tuple(model for each in rankers for model in each.models))
+            batches = read_split(reader, config.logs, encoder, "validation")
+            outputs = ((ranker.outputs(batch.inputs, schema.task_names), batch.labels) for batch in batches)
+            if any(task.calibration != "none" for task in schema.tasks):
+                ranker = replace(ranker, calibration=fit_calibration(schema.tasks, outputs, Calibration()))
+    if embeddings != "float32":
+        ranker = with_embeddings(ranker, embeddings, held_out)
+    selection = run.load_selection() if not rest else _joint_record(ranker, runs)
     details = {
         "made_by": f"dselect-ranker {version('dselect-ranker')}",
         "flops": selection["flops"],
@@ -135,13 +168,40 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32") -> Frozen
         "training": config.training.model_dump(mode="json"),
         "model": config.model.model_dump(mode="json"),
         "evaluation": config.evaluation.model_dump(mode="json"),
+        "time_zone": getattr(held_out.schema.field(schema.columns.time).type, "tz", None),
+        **ranker.details,
     }
-    reader = LogReader(config.logs.path, schema, tables, until=config.logs.test_until)
-    with joined_columns(reader, encoder.schema, run.features if schema.derived else None) as joined:
-        held_out = _held_out(reader.with_joined(joined), config.logs)
-    details["time_zone"] = getattr(held_out.schema.field(schema.columns.time).type, "tz", None)
+    derived = DerivedFeatures.open(run.counters, encoder.schema) if schema.derived else None
+    ranker = replace(ranker, derived=derived, details=details)
+    with TemporaryDirectory() as folder:
+        documents = [run.path / name for name in bundle.DOCUMENTS if (run.path / name).exists()]
+        if rest:
+            documents = _evaluated(ranker, run, config, Path(folder) / bundle.EVALUATION)
+        try:
+            bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out, documents)
+        except InvalidInputError as error:  # encoding the side tables found an invalid value
+            owner = next(feature.owner for feature in schema.inputs if feature.column == error.field)
+            where = config.logs.users if owner == "user" else config.logs.items
+            assert where is not None
+            raise LogError(f"{redact_uri(where)}: column {error}") from None
+    return ranker
+
+
+def _require_distinct(runs: Sequence[RunFolder]) -> None:
+    folders = [run.path.resolve() for run in runs]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise UsageError(f"{runs[number].path} is named twice: name each run once")
+
+
+def _frozen_run(run: RunFolder, tables: Mapping[Owner, FeatureTable], held_out: pa.Table) -> FrozenRanker:
+    """Freeze a run and verify its scores on held-out rows."""
+    config = run.load_config()
+    model, encoder = load_model(run, config)
+    per_example = model.gate.per_example
+    routed = (config.model.gate, Selection.from_json(run.load_selection())) if per_example else None
     calibration = run.load_calibration()
-    ranker = frozen(model, encoder, tables, config.objective, details, routed, calibration)
+    ranker = frozen(model, encoder, tables, config.objective, {}, routed, calibration)
     difference = largest_difference(model, ranker, held_out, calibration)
     if not difference <= TOLERANCE:  # also true for NaN
         raise BundleError(
@@ -151,19 +211,27 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32") -> Frozen
     print_status(
         f"frozen and dense scores agree on {held_out.num_rows:,} held-out rows (maximum difference {difference:.1e})"
     )
-    if embeddings != "float32":
-        ranker = with_embeddings(ranker, embeddings, held_out)
-    derived = DerivedFeatures.open(run.counters, encoder.schema) if schema.derived else None
-    ranker = replace(ranker, derived=derived)
-    try:
-        documents = [run.path / name for name in bundle.DOCUMENTS if (run.path / name).exists()]
-        bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out, documents)
-    except InvalidInputError as error:  # encoding the side tables found an invalid value
-        owner = next(feature.owner for feature in schema.inputs if feature.column == error.field)
-        where = config.logs.users if owner == "user" else config.logs.items
-        assert where is not None
-        raise LogError(f"{redact_uri(where)}: column {error}") from None
     return ranker
+
+
+def _joint_record(ranker: FrozenRanker, runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """Return ``selection.json`` of the mean of runs, whose FLOPs are the sums of theirs."""
+    records = [run.load_selection() for run in runs]
+    flops = [record["flops"] for record in records]
+    total = {key: sum(of_run[key] for of_run in flops) for key in ("dense", "frozen")}
+    per_task = {task: sum(of_run["per_task"][task] for of_run in flops) for task in ranker.schema.task_names}
+    kind = ", ".join(dict.fromkeys(record["kind"] for record in records))
+    return joint_record(ranker.selection, kind, records, {**total, "per_task": per_task})
+
+
+def _evaluated(ranker: FrozenRanker, run: RunFolder, config: Config, file: Path) -> list[Path]:
+    """Evaluate the mean of runs on the test split and write the file; returns it, or nothing if the split is empty."""
+    if not run.load_survey()["rows"]["test"]:
+        return []
+    features = run.features if ranker.schema.derived else None
+    scorer = replace(bundle_scorer(ranker, "the mean of the runs"), logs=config.logs, features=features)
+    write_json(evaluate(scorer), file)
+    return [file]
 
 
 def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:

@@ -27,6 +27,7 @@ from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model, load_model
 from pipelines.training.setup import base_rate_outputs, prepare
 from pipelines.training.task_similarity import start_similar_tasks_alike
+from pipelines.training.teachers import load_teachers, open_teachers
 from pipelines.training.trainer import OnCheck, Trainer
 from pipelines.training.warm_start import WarmStart, limit_batch_size
 from ranking.artifacts.atomic_files import write_json
@@ -70,13 +71,14 @@ def train(
 
     Raises:
         LogError: the log cannot be used.
-        ConfigError: the warm start does not fit the configuration, or a tracker is not installed.
+        ConfigError: the warm start or a teacher does not fit the configuration, or a tracker is not installed.
         OutputError: the run folder is not empty, is in use, or cannot be written.
         RankerError: a loss became NaN or infinite, or another rank failed.
     """
     require_installed(config.training.trackers)
     if warm_start is not None:
         config = warm_start.adapted(config)
+    open_teachers(config)  # wrong ones are reported before the log is read
     if isinstance(config.model.gate, SingleTaskConfig):
         return _train_single_tasks(config, folder, command, baselines, resume=resume, overwrite=overwrite)
     with init_distributed() as context:
@@ -202,6 +204,7 @@ def _train_model(
         validation(rank=context.rank, world_size=context.world_size),
         model,
         IdDropout(data.encoder, data.survey.get("unknown_ids", {}), config.training),
+        teachers=load_teachers(run, config, context.device),
         continuation=continuation,
         on_check=on_check,
     )

@@ -18,6 +18,7 @@ READINGS = {
     "side_by_side": " A tower reads the outputs of its experts side by side.",
 }
 """Sentence of each ``model.reading``."""
+ADVICE = " 'ranker advise' measures whether separate networks or another selection of equal cost suit the log better."
 MAX_COLUMNS_WITH_NUMBERS = 16
 """Maximum number of heatmap columns whose cells are wide enough for a number."""
 
@@ -47,7 +48,8 @@ def selected_experts(run_data: RunData) -> Section:
         title,
         "Rows are tasks, columns are experts; darker cells have larger weights."
         + (" This gate is per example: the weights are means over the validation rows." if per_example else "")
-        + READINGS[selection.get("reading", "sum")],
+        + READINGS[selection.get("reading", "sum")]
+        + ADVICE,
         {
             "weights": weights,
             "experts": list(experts),

@@ -216,6 +216,19 @@ class RunFolder:
         except ConfigError as error:
             raise LogError(f"{error}; the run is damaged or of another version: train again") from None
 
+    def load_survey(self) -> dict[str, Any]:
+        """Load ``survey.json``; a run of an early version has none, which is an empty one.
+
+        Raises:
+            LogError: the file is damaged.
+        """
+        try:
+            return _read_json(self.survey)
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise LogError(f"{self.survey}: damaged ({error}); train again") from None
+
     def load_label_bounds(self) -> dict[str, list[float | None]]:
         """Load the ``min`` and ``max`` of each regression, configured or estimated, from ``survey.json``.
 
@@ -224,12 +237,7 @@ class RunFolder:
         Raises:
             LogError: the file is damaged.
         """
-        try:
-            bounds: dict[str, list[float | None]] = _read_json(self.survey).get("label_bounds", {})
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise LogError(f"{self.survey}: damaged ({error}); train again") from None
+        bounds: dict[str, list[float | None]] = self.load_survey().get("label_bounds", {})
         return bounds
 
     def load_selection(self) -> dict[str, Any]:

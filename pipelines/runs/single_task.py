@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipelines.config.config import Config, ServingConfig
 from pipelines.runs.run import RunFolder
 from ranking.gates.config import SharedBottomConfig
 from ranking.schema import CrossFeature
+from ranking.selection import Selection
 
 
 def task_configs(config: Config) -> dict[str, Config]:
@@ -43,25 +44,36 @@ def merge_selections(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
     Args:
         runs: task → its run.
     """
-    selections = {task: run.load_selection() for task, run in runs.items()}
-    costs = {task: selection["flops"]["frozen"] for task, selection in selections.items()}
+    records = {task: run.load_selection() for task, run in runs.items()}
+    costs = {task: record["flops"]["frozen"] for task, record in records.items()}
     total = sum(costs.values())
+    selection = Selection(len(records), 1, {task: {i: 1.0} for i, task in enumerate(records)})
+    flops = {"dense": total, "frozen": total, "per_task": costs}
+    return joint_record(selection, "single_task", list(records.values()), flops)
+
+
+def joint_record(
+    selection: Selection, kind: str, records: Sequence[Mapping[str, Any]], flops: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the content of ``selection.json`` for several models that serve together.
+
+    Args:
+        selection: their selections in one.
+        kind: name of their gates.
+        records: ``selection.json`` of each.
+        flops: their FLOPs per row together.
+    """
     return {
-        "num_experts": len(selections),
-        "k": 1,
-        "per_example": False,
-        "reading": "sum",
-        "tasks": {task: {str(i): 1.0} for i, task in enumerate(selections)},
-        "experts_used": list(range(len(selections))),
-        "kind": "single_task",
+        **selection.to_json(),
+        "kind": kind,
         "converged": True,
         "binary_at_step": None,
-        "snapped_codes": 0,
+        "snapped_codes": sum(record["snapped_codes"] for record in records),
         "codes_changed": None,
-        "steps": sum(selection["steps"] for selection in selections.values()),
-        "trained_rows": max(selection.get("trained_rows", 0) for selection in selections.values()),
+        "steps": sum(record["steps"] for record in records),
+        "trained_rows": max(record.get("trained_rows", 0) for record in records),
         "training_experts_of_top_k": None,
-        "flops": {"dense": total, "frozen": total, "per_task": costs},
+        "flops": dict(flops),
     }
 
 

@@ -12,7 +12,7 @@ from pipelines.runs.run import RunFolder
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.artifacts.atomic_files import write_json
 from ranking.encoding.torch_batch import TorchBatch
-from ranking.frozen.calibration import Calibration, Isotonic, Platt
+from ranking.frozen.calibration import Calibration, Floats, Isotonic, Platt
 from ranking.metrics import Array
 from ranking.model.mmoe import MMoE
 from ranking.schema import Task
@@ -51,7 +51,20 @@ def calibrate(
     """
     if all(task.calibration == "none" for task in tasks):
         return
-    outputs = [(model(TorchBatch.from_numpy(batch.inputs)).numpy(), batch.labels) for batch in validation]
+    outputs = ((model(TorchBatch.from_numpy(batch.inputs)).numpy(), batch.labels) for batch in validation)
+    write_json(fit_calibration(tasks, outputs, earlier).to_json(), run.calibration)
+
+
+def fit_calibration(
+    tasks: Sequence[Task], outputs: Iterable[tuple[Floats, Floats]], earlier: Calibration
+) -> Calibration:
+    """Fit the calibration of each task that asks for it.
+
+    Args:
+        tasks: the tasks, in the order of the outputs.
+        outputs: outputs and labels [rows, tasks] of batches of the validation split.
+        earlier: calibration that a task keeps which cannot be calibrated.
+    """
     logits, labels = (np.concatenate(arrays).astype(np.float64) for arrays in zip(*outputs, strict=True))
     maps = {}
     for i, task in enumerate(tasks):
@@ -62,7 +75,7 @@ def calibrate(
             fitted = earlier.tasks[task.name]
         if fitted is not None:
             maps[task.name] = fitted
-    write_json(Calibration(maps).to_json(), run.calibration)
+    return Calibration(maps)
 
 
 def fit_task(task: Task, logits: Array, labels: Array) -> Platt | Isotonic | None:

@@ -64,12 +64,20 @@ class Objective(nn.Module):
         self._ranking_weight = ranking_weight
         self._autocast = precision == "bfloat16"
 
-    def forward(self, step: int, batch: DeviceBatch) -> ObjectiveOutput:
-        """Compute the objective of a step on this rank's part of the batch."""
+    def forward(self, step: int, batch: DeviceBatch, targets: Tensor | None = None) -> ObjectiveOutput:
+        """Compute the objective of a step on this rank's part of the batch.
+
+        Args:
+            step: number of the step.
+            batch: the rows.
+            targets: what each row's losses compare its outputs with [rows, tasks]; default: the labels. The ranking
+                loss always orders the rows by their labels.
+        """
         with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=self._autocast):
             forward = self.model.forward_with_routing(batch.inputs, batch.position_inputs)
         outputs = forward.outputs.float()
-        losses = task_losses(outputs, batch.labels, self._tasks, batch.weights)
+        labels = batch.labels if targets is None else targets
+        losses = task_losses(outputs, labels, self._tasks, batch.weights)
         total = self.weighting(losses) + self._penalty(step, self.model.gate, forward)
         if batch.groups is not None:
             ranking = pairwise_losses(outputs, batch.labels, batch.groups, self._tasks, batch.weights)

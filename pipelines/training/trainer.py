@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from pipelines.training.negative_sampling import downsample_negatives, draw_unif
 from pipelines.training.objective import Objective, ObjectiveOutput, data_parallel
 from pipelines.training.optimizer import learning_rate_factor, make_optimizer
 from pipelines.training.regularization import Regularization
+from pipelines.training.teachers import Teachers
 from pipelines.training.warm_start import Continuation
 from ranking.errors import RankerError
 from ranking.gates.config import AttentiveConfig
@@ -61,6 +61,7 @@ class Trainer:
         validation: batches of the validation split.
         model: the dense model; modified in place.
         id_dropout: hides ids of the batches of the training split.
+        teachers: earlier runs whose predictions the training learns, too; None for none.
         continuation: what a warm start that keeps the selection takes over from the earlier run; None otherwise.
         on_check: callback for each check, called on the main rank.
 
@@ -79,12 +80,13 @@ class Trainer:
         model: MMoE,
         id_dropout: IdDropout,
         *,
+        teachers: Teachers | None = None,
         continuation: Continuation | None = None,
         on_check: OnCheck | None = None,
     ) -> None:
         self._config, self._settings, self._run, self._context = config, config.training, run, context
         self._loader, self._validation, self._model = loader, validation, model.to(context.device)
-        self._id_dropout, self._on_check = id_dropout, on_check
+        self._id_dropout, self._teachers, self._on_check = id_dropout, teachers, on_check
         self._continuation = continuation
         preselected = continuation is not None and model.gate.needs_finalize
         self.steps = self._settings.epochs * loader.steps()
@@ -187,6 +189,9 @@ class Trainer:
         """Run one optimizer step."""
         step, settings = self._step, self._settings
         batch = downsample_negatives(batch, self._config.tasks, draw_uniforms(settings.seed, step, len(batch)))
+        teachers, device, targets = self._teachers, self._context.device, None
+        if teachers is not None:  # They see all ids.
+            targets = teachers.targets(DeviceBatch.from_labeled(batch, device))
         batch = self._id_dropout(batch, step)
         self._objective.train()
         if self._continuation is not None:
@@ -194,7 +199,7 @@ class Trainer:
         if self.schedule.begin_step(step):
             self._wrapped = data_parallel(self._objective, self._context)
         self._set_learning_rates()
-        output: ObjectiveOutput = self._wrapped(step, DeviceBatch.from_labeled(batch, self._context.device))
+        output: ObjectiveOutput = self._wrapped(step, DeviceBatch.from_labeled(batch, device), targets)
         self._require_finite(output, batch)
         self._optimizer.zero_grad(set_to_none=True)
         output.total.backward()  # type: ignore[no-untyped-call]
@@ -229,8 +234,8 @@ class Trainer:
         save_file(batch.to_arrays() | {"outputs": outputs}, file)
         tasks = zip(self._config.tasks, output.losses, strict=True)
         names = [task.name for task, loss in tasks if not bool(loss.isfinite())]
-        survey = json.loads(self._run.survey.read_text()) if self._run.survey.exists() else {"labels": {"train": {}}}
-        reason = explain_divergence(self._config, names, batch, survey["labels"]["train"], here=diverged)
+        labels = self._run.load_survey().get("labels", {"train": {}})
+        reason = explain_divergence(self._config, names, batch, labels["train"], here=diverged)
         raise RankerError(
             f"step {self._step}: {reason}. The batch is in {file}. "
             "To train with a corrected configuration, use the same command with --overwrite"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +94,7 @@ class WarmStart:
 
     def trained_rows(self) -> int:
         """Return the number of rows behind the weights of the earlier run: its own, and those that it started from."""
-        own: int = json.loads(self.run.survey.read_text())["rows"]["train"]
+        own: int = self.run.load_survey()["rows"]["train"]
         return int(self.run.load_selection().get("trained_rows", own))
 
     def continuation(self, rows: int, convergence: ConvergenceConfig) -> Continuation | None:

@@ -2,6 +2,7 @@
 
 manifest.json         schema, selection, calibration, objective, costs, training details
 weights.safetensors   weights of the frozen graph, named as in ``FrozenGraph``
+                      (if several models are averaged: ``0/NAME``, ``1/NAME``, …)
 body.onnx             the graph after the embeddings, for other runtimes; absent for a per-example gate
 encoder/              vocabularies, buckets and scales (Parquet)
 users.parquet, items.parquet   features by id, if the ranker has feature tables
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ from ranking.encoding.feature_table import LazyFeatureTables
 from ranking.errors import BundleError, RankerError
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.ranker import FrozenRanker, score_table
-from ranking.frozen.weights import validate_weight_shapes
+from ranking.frozen.weights import FrozenModel, Weights, prefixes, validate_weight_shapes
 from ranking.lookup.feature_index import FeatureIndex, write_feature_index
 from ranking.lookup.npy import ReadFile, map_file
 from ranking.regular_files import read_parquet, read_regular
@@ -48,12 +49,13 @@ from ranking.selection import Selection
 if TYPE_CHECKING:
     from ranking.gates.config import GateConfig
 
-FORMAT, COMPACT_FORMAT, READING_FORMAT = 3, 4, 5
-"""Formats that are written: format 5 if the reading is not ``sum``, else format 4 if embeddings are float16 or int8.
+FORMAT, COMPACT_FORMAT, READING_FORMAT, MEAN_FORMAT = 3, 4, 5, 6
+"""Formats that are written: 6 for the mean of several models, else 5 if the reading is not ``sum``, else 4 if
+embeddings are float16 or int8.
 
 Services of earlier formats cannot read them.
 """
-SUPPORTED_FORMATS = (2, FORMAT, COMPACT_FORMAT, READING_FORMAT)
+SUPPORTED_FORMATS = (2, FORMAT, COMPACT_FORMAT, READING_FORMAT, MEAN_FORMAT)
 """Formats that can be read. Format 2 has the text of ids in place of hashes."""
 BODY, COUNTERS = "body.onnx", "counters"
 DOCUMENTS = EVALUATION, REPORT = "evaluation.json", "report.html"
@@ -88,7 +90,7 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents
         "name": schema.name,
         "schema": schema.model_dump(mode="json", exclude_none=True),
         "selection": ranker.selection.to_json(),
-        "gate": None if ranker.gate is None else ranker.gate.model_dump(mode="json"),
+        **_models(ranker.models),
         "calibration": ranker.calibration.to_json(),
         "backends": ranker.backends,
         "objective": dict(ranker.objective),
@@ -96,9 +98,13 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents
     }
     with atomic_directory(folder) as draft:
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        contiguous = {name: np.asarray(weight, order="C") for name, weight in ranker.weights.items()}
-        save_file(contiguous, draft / "weights.safetensors")  # It writes the memory and ignores strides.
-        if ranker.gate is None:
+        weights = {
+            f"{prefix}{name}": np.asarray(weight, order="C")  # save_file writes the memory and ignores strides
+            for prefix, model in zip(prefixes(len(ranker.models)), ranker.models, strict=True)
+            for name, weight in model.weights.items()
+        }
+        save_file(weights, draft / "weights.safetensors")
+        if not ranker.per_example:
             (draft / BODY).write_bytes(onnx_body(ranker, schema.task_names))
         ranker.encoder.write(draft / "encoder")
         for owner, table in ranker.tables.items():
@@ -117,7 +123,18 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents
         write_checksums(draft)
 
 
+def _models(models: Sequence[FrozenModel]) -> dict[str, Any]:
+    """Return the entry ``gate`` of a manifest with one model, else the entry ``models``."""
+    gates = [None if model.gate is None else model.gate.model_dump(mode="json") for model in models]
+    if len(models) == 1:
+        return {"gate": gates[0]}
+    entries = zip(models, gates, strict=True)
+    return {"models": [{"selection": model.selection.to_json(), "gate": gate} for model, gate in entries]}
+
+
 def _format(ranker: FrozenRanker) -> int:
+    if len(ranker.models) > 1:
+        return MEAN_FORMAT
     if ranker.selection.reading != "sum":
         return READING_FORMAT
     return FORMAT if ranker.embeddings == "float32" else COMPACT_FORMAT
@@ -263,25 +280,35 @@ def _read(folder: Path, read_file: ReadFile) -> FrozenRanker:
         for owner in tables
         if owner in schema.owners
     }
-    selection = Selection.from_json(manifest["selection"])
-    if selection.tasks.keys() != set(schema.task_names):
-        raise ValueError("the tasks of the selection are not those of the schema")
     # A memory map, the default, would end the process if the file were truncated in the meantime.
     weights = load_file(folder / "weights.safetensors", backend="pread")
-    validate_weight_shapes(weights, encoder, selection)
+    entries = manifest["models"] if manifest["format"] == MEAN_FORMAT else [manifest]
+    models = tuple(
+        _read_model(
+            entry, {name[len(prefix) :]: w for name, w in weights.items() if name.startswith(prefix)}, encoder, folder
+        )
+        for entry, prefix in zip(entries, prefixes(len(entries)), strict=True)
+    )
     return FrozenRanker(
         encoder.schema,
         encoder,
-        selection,
-        weights,
+        models,
         tables,
         _objective(manifest["objective"], schema, file),
         manifest["details"],
-        _gate(manifest.get("gate"), folder),
         calibration,
         encoded,
         DerivedFeatures.open(folder / COUNTERS, schema, read_file) if schema.derived else None,
     )
+
+
+def _read_model(entry: Any, weights: Weights, encoder: Encoder, folder: Path) -> FrozenModel:
+    """Return a model of a manifest, whose weights are checked."""
+    selection = Selection.from_json(entry["selection"])
+    if selection.tasks.keys() != set(encoder.schema.task_names):
+        raise ValueError("the tasks of the selection are not those of the schema")
+    validate_weight_shapes(weights, encoder, selection)
+    return FrozenModel(selection, weights, _gate(entry.get("gate"), folder))
 
 
 def _gate(settings: Any, folder: Path) -> GateConfig | None:

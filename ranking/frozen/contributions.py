@@ -7,9 +7,9 @@ contributions of all inputs add up to the difference of the outputs. The baselin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from ranking.encoding.encoder import Encoder
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.embedding_rows import EmbeddingRows
 from ranking.frozen.line_gradients import Float64, LineGradients
+from ranking.frozen.weights import FrozenModel, Weights
 from ranking.schema import PooledFeature
-from ranking.selection import Selection
 
 FLOOR = 0.1
 """Difference of logits below which errors are relative to this value."""
@@ -56,23 +56,27 @@ class Contributions:
     error: float
 
 
+class _Model(NamedTuple):
+    """A model with the embedding of a row without any feature [1, inputs]."""
+
+    weights: Weights
+    lines: LineGradients
+    missing: Float64
+
+
 class ContributionsGraph:
-    """Computes contributions from the weights of a frozen graph with static gates.
+    """Computes contributions to the mean of models with static gates.
 
     Args:
-        encoder: encoder of the graph's inputs.
-        selection: the selected experts.
-        weights: arrays by the weight names of ``FrozenGraph``.
-        calibration: calibration of the graph's outputs. Contributions are scaled by the slope of the line from the
-            calibrated baseline to the calibrated output, which is exact for ``Platt``.
+        encoder: encoder of the models' inputs.
+        models: the models.
+        calibration: calibration of the mean of their outputs. Contributions are scaled by the slope of the line from
+            the calibrated baseline to the calibrated output, which is exact for ``Platt``.
     """
 
-    def __init__(
-        self, encoder: Encoder, selection: Selection, weights: Mapping[str, npt.NDArray[Any]], calibration: Calibration
-    ) -> None:
+    def __init__(self, encoder: Encoder, models: Sequence[FrozenModel], calibration: Calibration) -> None:
         schema = encoder.schema
-        self._schema, self._bins, self._weights, self._calibration = schema, encoder.bins, weights, calibration
-        self._graph = LineGradients(selection, weights)
+        self._schema, self._bins, self._calibration = schema, encoder.bins, calibration
         flagged = [number for number in schema.numerics if encoder.scales[number.name].has_missing_indicator]
         self.features = [feature.name for feature in (*schema.sparse, *schema.numerics)]
         owners = [feature.name for feature in schema.sparse for _ in range(feature.dim)]
@@ -80,7 +84,10 @@ class ContributionsGraph:
         owners += [schema.numerics[column].name for column in encoder.bins.columns]
         self._owners = np.array([[owner == name for name in self.features] for owner in owners], np.float64)
         nulls = pa.table({column: pa.nulls(1) for column in {feature.column for feature in schema.inputs}})
-        self._missing = self._embed(encoder.encode(nulls))
+        missing = encoder.encode(nulls)
+        self._models = [
+            _Model(model.weights, LineGradients(model), self._embed(model.weights, missing)) for model in models
+        ]
 
     def __call__(self, inputs: EncodedBatch, tasks: Sequence[str]) -> Contributions:
         """Return the contributions of every feature to these tasks.
@@ -89,25 +96,34 @@ class ContributionsGraph:
             inputs: encoded rows.
             tasks: names of the tasks.
         """
-        x, names = self._embed(inputs), list(tasks)
-        outputs, baseline = self._graph.outputs(x, names), self._graph.outputs(self._missing, names)[0]
-        differences = outputs - baseline
-        scales = _scales(differences)
-        gradients, count = self._graph.mean_gradients(self._missing, x, names, SEGMENT_TOLERANCE * scales)
-        values = (((x - self._missing) * gradients) @ self._owners).swapaxes(0, 1)
-        residuals = differences - values.sum(2)
-        error = float((np.abs(residuals) / scales).max(initial=0.0))
+        names = list(tasks)
+        parts = [self._of_model(model, inputs, names) for model in self._models]
+        baseline, outputs, values = (np.mean(arrays, 0) for arrays in list(zip(*parts, strict=True))[:3])
+        residuals = outputs - baseline - values.sum(2)
+        error = float((np.abs(residuals) / _scales(outputs - baseline)).max(initial=0.0))
         values = _add_in_proportion(values, residuals)
+        count = sum(part[3] for part in parts)
         return self._calibrated(Contributions(self.features, names, baseline, outputs, values, count, error))
 
-    def _embed(self, inputs: EncodedBatch) -> Float64:
+    def _of_model(
+        self, model: _Model, inputs: EncodedBatch, tasks: Sequence[str]
+    ) -> tuple[Float64, Float64, Float64, int]:
+        """Return a model's baseline, outputs and contributions before calibration, and the number of gradients."""
+        x = self._embed(model.weights, inputs)
+        outputs, baseline = model.lines.outputs(x, tasks), model.lines.outputs(model.missing, tasks)[0]
+        limits = SEGMENT_TOLERANCE * _scales(outputs - baseline)
+        gradients, count = model.lines.mean_gradients(model.missing, x, tasks, limits)
+        values = (((x - model.missing) * gradients) @ self._owners).swapaxes(0, 1)
+        return baseline, outputs, values, count
+
+    def _embed(self, weights: Weights, inputs: EncodedBatch) -> Float64:
         """Concatenate embeddings, dense values and their encoding in bins [rows, inputs]."""
         columns = [
-            EmbeddingRows.of(self._weights, feature.table).take(inputs.ids[:, i])
+            EmbeddingRows.of(weights, feature.table).take(inputs.ids[:, i])
             for i, feature in enumerate(self._schema.categoricals)
         ]
         for feature, bag in zip(self._schema.bags, inputs.bags, strict=True):
-            columns.append(_pool(EmbeddingRows.of(self._weights, feature.table), bag.values, bag.lengths, feature))
+            columns.append(_pool(EmbeddingRows.of(weights, feature.table), bag.values, bag.lengths, feature))
         return np.concatenate([*columns, inputs.dense, self._bins.encode(inputs.dense)], 1).astype(np.float64)
 
     def _calibrated(self, result: Contributions) -> Contributions:

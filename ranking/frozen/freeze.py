@@ -13,7 +13,7 @@ from ranking.encoding.feature_table import FeatureTable
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.graph import GATE
 from ranking.frozen.ranker import FrozenRanker
-from ranking.frozen.weights import FACTORS
+from ranking.frozen.weights import FACTORS, FrozenModel
 from ranking.gates.config import GateConfig
 from ranking.model.mmoe import MMoE
 from ranking.model.readings import SideBySide, WeightedSum
@@ -82,17 +82,8 @@ def freeze(
         weights |= {"norm.scale": scale, "norm.shift": shift}
         weights |= {f"{GATE}{name}": value for name, value in model.gate.state_dict().items()}
     arrays = {name: weight.detach().cpu().numpy().copy() for name, weight in weights.items()}
-    return FrozenRanker(
-        schema,
-        encoder,
-        selection,
-        arrays,
-        tables,
-        objective,
-        details or {},
-        gate,
-        calibration or Calibration(),
-    )
+    frozen = FrozenModel(selection, arrays, gate)
+    return FrozenRanker(schema, encoder, (frozen,), tables, objective, details or {}, calibration or Calibration())
 
 
 def _gate_weights(model: MMoE, selection: Selection) -> Tensor:

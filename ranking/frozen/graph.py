@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,7 +11,7 @@ from torch.nn import functional as F
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.frozen.embedding_rows import decoded
-from ranking.frozen.weights import factors_of, layers_of
+from ranking.frozen.weights import FrozenModel, factors_of, layers_of
 from ranking.gates import Gate
 from ranking.gates.config import GateConfig, build_gate
 from ranking.model.dense_inputs import DenseInputs
@@ -24,6 +22,28 @@ Layer = tuple[Tensor, Tensor]
 
 GATE = "gate."
 """Name prefix of the weights of a per-example gate."""
+
+
+class MeanGraph:
+    """Mean of the outputs of graphs, each with experts and embeddings of its own; usually there is one.
+
+    Args:
+        graphs: graphs of the same tasks and encoder.
+    """
+
+    def __init__(self, graphs: Sequence[FrozenGraph]) -> None:
+        self.graphs = graphs
+
+    def __call__(self, inputs: TorchBatch, tasks: Sequence[str]) -> Tensor:
+        """Return uncalibrated outputs [batch, tasks] float64, see ``FrozenGraph``."""
+        return torch.stack([graph(inputs, tasks) for graph in self.graphs]).mean(0)
+
+    def routing(self, inputs: TorchBatch) -> Tensor:
+        """Return the gate weights of ``Selection.joined``, float64, see ``FrozenGraph``."""
+        parts = [graph.routing(inputs) / len(self.graphs) for graph in self.graphs]
+        if any(part.dim() == 3 for part in parts):
+            parts = [part.expand(len(inputs.ids), -1, -1) for part in parts]
+        return torch.cat(parts, -1)
 
 
 class FrozenGraph:
@@ -42,10 +62,7 @@ class FrozenGraph:
 
     Args:
         encoder: encoder of the inputs.
-        selection: the selected experts.
-        weights: arrays by name, as above, with rows of embeddings as in ``embedding_rows``; the graph shares the memory
-            of those in float32 or more.
-        gate: settings of a per-example gate; None if the gate is static.
+        model: selection, weights as above, and gate. The graph shares the memory of weights in float32 or more.
 
     Attributes:
         weights: the same weights as tensors, with embeddings in float32.
@@ -54,17 +71,11 @@ class FrozenGraph:
         towers: layers of each task's tower, float64; the last one computes the output.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        selection: Selection,
-        weights: Mapping[str, npt.NDArray[Any]],
-        gate: GateConfig | None = None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, model: FrozenModel) -> None:
         self.schema = schema = encoder.schema
-        self.selection = selection
-        self.weights = {name: torch.from_numpy(weight) for name, weight in decoded(weights).items()}
-        self.gate = gate
+        self.selection = selection = model.selection
+        self.weights = {name: torch.from_numpy(weight) for name, weight in decoded(model.weights).items()}
+        self.gate = gate = model.gate
         self.experts = {e: _layers(self.weights, f"expert.{e}") for e in selection.experts_used}
         self._dense = DenseInputs(encoder.dense_size, encoder.bins).double()
         self.factors = {task: _factors(self.weights, selection, task) for task in schema.task_names}

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ranking.frozen.weights import factors_of, layers_of
-from ranking.selection import Selection
+from ranking.frozen.weights import FrozenModel, factors_of, layers_of
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -63,14 +62,14 @@ class Segments:
 
 
 class LineGradients:
-    """Computes outputs and mean gradients of a frozen graph with static gates.
+    """Computes outputs and mean gradients of a frozen graph with a static gate.
 
     Args:
-        selection: the selected experts.
-        weights: arrays by the weight names of ``FrozenGraph``.
+        model: the model of the graph.
     """
 
-    def __init__(self, selection: Selection, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+    def __init__(self, model: FrozenModel) -> None:
+        selection, weights = model.selection, model.weights
         self._selection, self._side_by_side = selection, selection.reading == "side_by_side"
         self._experts = {e: _layers(weights, f"expert.{e}") for e in selection.experts_used}
         self._factors = {task: factors_of(weights, selection, task) for task in selection.tasks}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,13 @@ from ranking.errors import BundleError, InvalidInputError, RankerError
 from ranking.frozen.calibration import Calibration, Floats, to_probabilities
 from ranking.frozen.contributions import Contributions, ContributionsGraph
 from ranking.frozen.embedding_rows import PREFIX, ROW_TYPES, RowType
+from ranking.frozen.weights import FrozenModel, Weights
 from ranking.lookup.feature_index import FeatureIndex
 from ranking.schema import Owner, Schema, Task
 from ranking.selection import Selection
 
 if TYPE_CHECKING:
-    from ranking.frozen.graph import FrozenGraph
-    from ranking.gates.config import GateConfig
+    from ranking.frozen.graph import MeanGraph
 
 SCORE = "score"
 """Column of the score that sorts candidates."""
@@ -43,12 +43,10 @@ class FrozenRanker:
     Attributes:
         schema: features and tasks.
         encoder: encoder of feature columns.
-        selection: the selected experts.
-        weights: arrays by the weight names of ``FrozenGraph``.
+        models: models whose outputs are averaged; usually there is one.
         tables: features of users and items by id, for columns that a table of candidates leaves out.
         objective: default weight of each task in the score that sorts candidates.
         details: further entries of the manifest (costs, training).
-        gate: settings of a per-example gate; None if the gate is static.
         calibration: calibration of the graph's outputs; none by default.
         stored: feature indexes of the bundle; None if the ranker was not loaded from a bundle.
         derived: computes the features of counters and histories; None: they are null where a table has no value.
@@ -56,15 +54,27 @@ class FrozenRanker:
 
     schema: Schema
     encoder: Encoder
-    selection: Selection
-    weights: Mapping[str, npt.NDArray[Any]] = field(repr=False)
+    models: tuple[FrozenModel, ...]
     tables: Mapping[Owner, FeatureTable]
     objective: Mapping[str, float]
     details: Mapping[str, Any] = field(default_factory=dict)
-    gate: GateConfig | None = None
     calibration: Calibration = field(default_factory=Calibration)
     stored: Mapping[Owner, FeatureIndex] | None = field(default=None, repr=False)
     derived: DerivedFeatures | None = field(default=None, repr=False)
+
+    @cached_property
+    def selection(self) -> Selection:
+        """The selected experts of all models, see ``Selection.joined``."""
+        return Selection.joined([model.selection for model in self.models])
+
+    @property
+    def per_example(self) -> bool:
+        """Whether the gate of a model selects per example."""
+        return any(model.gate is not None for model in self.models)
+
+    def map_weights(self, change: Callable[[Weights], Weights]) -> FrozenRanker:
+        """Return the ranker with changed weights of each model."""
+        return replace(self, models=tuple(replace(model, weights=change(model.weights)) for model in self.models))
 
     @cached_property
     def encoded(self) -> Mapping[Owner, FeatureIndex]:
@@ -83,32 +93,31 @@ class FrozenRanker:
         }
 
     @cached_property
-    def graph(self) -> FrozenGraph:
+    def graph(self) -> MeanGraph:
         """The reference graph in PyTorch, with which every backend is compared."""
         import torch
 
-        from ranking.frozen.graph import FrozenGraph
+        from ranking.frozen.graph import FrozenGraph, MeanGraph
 
         with torch.inference_mode(mode=False):  # Ordinary tensors, also if the first caller is in inference mode.
-            return FrozenGraph(self.encoder, self.selection, self.weights, self.gate)
+            return MeanGraph([FrozenGraph(self.encoder, model) for model in self.models])
 
     @cached_property
     def contributions_graph(self) -> ContributionsGraph | None:
         """The graph that computes contributions of features, in NumPy; None for a per-example gate."""
-        if self.gate is not None:
-            return None
-        return ContributionsGraph(self.encoder, self.selection, self.weights, self.calibration)
+        return None if self.per_example else ContributionsGraph(self.encoder, self.models, self.calibration)
 
     @property
     def embeddings(self) -> RowType:
         """Type of the rows of embedding tables; float32 if there are none."""
-        types = {str(weight.dtype) for name, weight in self.weights.items() if name.startswith(PREFIX)}
+        weights = (item for model in self.models for item in model.weights.items())
+        types = {str(weight.dtype) for name, weight in weights if name.startswith(PREFIX)}
         return next((row_type for row_type in ROW_TYPES[::-1] if row_type in types), "float32")
 
     @property
     def backends(self) -> list[str]:
         """Names of the backends that can run this ranker."""
-        return ["torch"] if self.gate is not None else ["onnxruntime", "cuda", "torch"]
+        return ["torch"] if self.per_example else ["onnxruntime", "cuda", "torch"]
 
     def require_backend(self, name: str) -> None:
         """Check that a backend can run this ranker.
@@ -245,8 +254,8 @@ class FrozenRanker:
 
     def explain(self, inputs: EncodedBatch, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
         """Return the expert weights of each task; for a per-example gate, their means over the rows."""
-        if self.gate is None or not len(inputs):
-            return {task: self.selection.tasks[task] if self.gate is None else {} for task in tasks}
+        if not self.per_example or not len(inputs):
+            return {task: {} if self.per_example else self.selection.tasks[task] for task in tasks}
         import torch
 
         from ranking.encoding.torch_batch import TorchBatch

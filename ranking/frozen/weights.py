@@ -1,9 +1,10 @@
-"""Validation of a frozen graph's weights; ``graph.FrozenGraph`` documents their names."""
+"""A frozen model as data, and the validation of its weights; ``graph.FrozenGraph`` documents their names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,34 @@ from ranking.encoding.encoder import Encoder
 from ranking.frozen.embedding_rows import PREFIX, ROW_TYPES, SCALE
 from ranking.selection import Selection
 
+if TYPE_CHECKING:
+    from ranking.gates.config import GateConfig
+
 Weights = Mapping[str, npt.NDArray[Any]]
 ArrayT = TypeVar("ArrayT")
 
 FACTORS = "factors."
 """Name prefix of the factors of a scaled sum."""
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """What training leaves of one model: its selected experts with their weights.
+
+    Attributes:
+        selection: the selected experts.
+        weights: arrays by the weight names of ``FrozenGraph``, with rows of embeddings as in ``embedding_rows``.
+        gate: settings of a per-example gate; None if the gate is static.
+    """
+
+    selection: Selection
+    weights: Weights = field(repr=False)
+    gate: GateConfig | None = None
+
+
+def prefixes(models: int) -> list[str]:
+    """Return the start of the names of each model's arrays where several models are kept together."""
+    return [""] if models == 1 else [f"{number}/" for number in range(models)]
 
 
 def layers_of(weights: Mapping[str, ArrayT], name: str) -> list[tuple[ArrayT, ArrayT]]:

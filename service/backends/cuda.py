@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.encoding.torch_batch import TorchBatch, TorchRaggedIds
+from ranking.frozen.graph import FrozenGraph
 from ranking.frozen.ranker import FrozenRanker
 from service.backends.base import LRUCache, Scores
 from service.backends.torch_modules import (
@@ -90,7 +91,7 @@ class CudaBackend:
     replayed: one launch instead of about forty. On a device other than a GPU, the computation runs without a graph.
 
     Args:
-        ranker: ranker with a static gate.
+        ranker: ranker with static gates.
         device: device of the computation.
 
     Raises:
@@ -102,11 +103,16 @@ class CudaBackend:
     def __init__(self, ranker: FrozenRanker, device: torch.device) -> None:
         ranker.require_backend(self.name)
         self._ranker, self._splitter, self._device = ranker, SharedItemSplitter(ranker.encoder), device
-        self._shared = Embedding(self._splitter.shared, ranker.graph.weights).to(device)
-        self._items = Embedding(self._splitter.items, ranker.graph.weights).to(device)
+        self._embeddings = [
+            (
+                Embedding(self._splitter.shared, graph.weights).to(device),
+                Embedding(self._splitter.items, graph.weights).to(device),
+            )
+            for graph in ranker.graph.graphs
+        ]
         self._buckets: LRUCache[BucketSize, _Bucket] = LRUCache(CACHED_GRAPHS)
         weakref.finalize(self, _clear, self._buckets).atexit = False
-        self._bodies: weakref.WeakValueDictionary[tuple[str, ...], FusedMoE] = weakref.WeakValueDictionary()
+        self._bodies: weakref.WeakValueDictionary[tuple[str, ...], nn.ModuleList] = weakref.WeakValueDictionary()
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     @torch.inference_mode()
@@ -123,19 +129,22 @@ class CudaBackend:
             return self._buckets.get(size, lambda: self._create_bucket(size))
 
     def _create_bucket(self, size: BucketSize) -> _Bucket:
-        body = self._bodies.get(size.tasks)  # shared by the buckets of the same tasks
-        if body is None:
-            self._bodies[size.tasks] = body = self._create_body(size.tasks).to(self._device)
-        shared, items = self._shared, self._items  # not self: a cycle would keep the backend of a replaced version
+        bodies = self._bodies.get(size.tasks)  # shared by the buckets of the same tasks
+        if bodies is None:
+            created = nn.ModuleList(self._create_body(graph, size.tasks) for graph in self._ranker.graph.graphs)
+            self._bodies[size.tasks] = bodies = created.to(self._device)
+        embeddings = self._embeddings  # not self: a cycle would keep the backend of a replaced version
 
         def compute(buffers: BatchBuffers) -> Tensor:
-            outputs: Tensor = body(shared(buffers.shared), items(buffers.items), buffers.request_index)
-            return outputs
+            outputs = [
+                body(shared(buffers.shared), items(buffers.items), buffers.request_index)
+                for (shared, items), body in zip(embeddings, bodies, strict=True)
+            ]
+            return outputs[0] if len(outputs) == 1 else torch.stack(outputs).mean(0)
 
         return _Bucket(compute, self._empty_buffers(size), self._device, self._pool)
 
-    def _create_body(self, tasks: Sequence[str]) -> FusedMoE:
-        graph = self._ranker.graph
+    def _create_body(self, graph: FrozenGraph, tasks: Sequence[str]) -> FusedMoE:
         used = graph.selection.experts_for(tasks)
         experts, towers = [graph.experts[expert] for expert in used], [graph.towers[task] for task in tasks]
         selections = [{used.index(expert): factor for expert, factor in graph.factors[task].items()} for task in tasks]

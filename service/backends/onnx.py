@@ -15,6 +15,7 @@ from ranking.encoding.request_batch import FeatureGroup, RequestBatch, SharedIte
 from ranking.frozen.embedding_rows import EmbeddingRows
 from ranking.frozen.onnx_export import OUTPUT, onnx_body
 from ranking.frozen.ranker import FrozenRanker
+from ranking.frozen.weights import prefixes
 from ranking.schema import PooledFeature, SingleFeature
 from service.backends.base import LRUCache, Scores
 
@@ -28,7 +29,7 @@ class OnnxBackend:
     Each requested set of tasks gets its own session, with the experts and towers of these tasks.
 
     Args:
-        ranker: ranker with a static gate.
+        ranker: ranker with static gates.
         threads: number of threads per call.
 
     Raises:
@@ -39,9 +40,11 @@ class OnnxBackend:
 
     def __init__(self, ranker: FrozenRanker, threads: int = 1) -> None:
         splitter = SharedItemSplitter(ranker.encoder)
-        self._shared = EmbeddingLookup(splitter.shared, ranker.weights)
-        self._items = EmbeddingLookup(splitter.items, ranker.weights)
-        self._ranker = ranker
+        self._inputs = [
+            (prefix, EmbeddingLookup(splitter.shared, model.weights), EmbeddingLookup(splitter.items, model.weights))
+            for prefix, model in zip(prefixes(len(ranker.models)), ranker.models, strict=True)
+        ]
+        self._ranker, self._has_items = ranker, bool(splitter.items.input_columns)
         self._options = onnxruntime.SessionOptions()
         self._options.intra_op_num_threads, self._options.inter_op_num_threads = threads, 1
         self._options.log_severity_level = 3
@@ -57,9 +60,12 @@ class OnnxBackend:
     def feeds(self, batch: RequestBatch) -> dict[str, npt.NDArray[Any]]:
         """Return the inputs of the graph by name, see ``onnx_body``."""
         request_index = batch.request_index
-        if len(batch.shared) == 1 and self._items.width:
+        if len(batch.shared) == 1 and self._has_items:
             request_index = request_index[:1]  # broadcast the shared row instead of copying it per candidate
-        return {"shared": self._shared(batch.shared), "items": self._items(batch.items), "request": request_index}
+        feeds: dict[str, npt.NDArray[Any]] = {"request": request_index}
+        for prefix, shared, items in self._inputs:
+            feeds |= {f"{prefix}shared": shared(batch.shared), f"{prefix}items": items(batch.items)}
+        return feeds
 
     def _session(self, tasks: Sequence[str]) -> onnxruntime.InferenceSession:
         key = frozenset(tasks)

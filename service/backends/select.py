@@ -45,7 +45,7 @@ def select_backend(ranker: FrozenRanker, backend: BackendName = "auto", threads:
         BundleError: the backend cannot run the gate, or the machine has no GPU or no PyTorch.
     """
     if backend == "auto":
-        backend = "torch" if ranker.gate is not None else "cuda" if has_gpu() else "onnxruntime"
+        backend = "torch" if ranker.per_example else "cuda" if has_gpu() else "onnxruntime"
     ranker.require_backend(backend)
     if backend == "onnxruntime":
         return OnnxBackend(ranker, threads)

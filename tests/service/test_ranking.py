@@ -26,6 +26,7 @@ from service.engine.validation import ParsedRequest
 from service.protocol.messages import RankRequest
 from service.settings import Settings
 from tests.support.direct_ranking import rank_alone
+from tests.support.one_model import weights_of, with_weights
 from tests.support.rank_request import rank
 
 PER_TASK_GATE = "dselect_k all experts"
@@ -237,10 +238,10 @@ def test_rank_default_objective_is_limited_to_the_requested_tasks(
 def test_sort_candidates_score_that_is_not_finite_raises_scoring_error(
     ranker: FrozenRanker, request_body: dict[str, Any]
 ) -> None:
-    poisoned = {n: np.full_like(w, np.nan) if n.startswith("tower.") else w for n, w in ranker.weights.items()}
+    poisoned = {n: np.full_like(w, np.nan) if n.startswith("tower.") else w for n, w in weights_of(ranker).items()}
     request = ParsedRequest.from_message(RankRequest.model_validate(request_body), {})
     with pytest.raises(ScoringError, match="task 'click' of candidate 0 has the score nan, which is not finite"):
-        rank_alone(dataclasses.replace(ranker, weights=poisoned), request)
+        rank_alone(with_weights(ranker, poisoned), request)
 
 
 def test_objective_weights_of_tasks_that_the_bundle_weights_with_0_default_to_the_first(ranker: FrozenRanker) -> None:
@@ -259,12 +260,12 @@ def test_rank_top_n_returns_the_best(client: TestClient, request_body: dict[str,
 def test_experts_that_no_requested_task_selected_do_not_run(ranker: FrozenRanker, request_body: dict[str, Any]) -> None:
     used = ranker.selection.experts_for(["like"])
     assert used != ranker.selection.experts_used, "the fixture's tasks share all experts: choose another seed"
-    unused = {name for name in ranker.weights if name.startswith("expert.") and int(name.split(".")[1]) not in used}
-    poisoned_weights = {n: np.full_like(w, np.nan) if n in unused else w for n, w in ranker.weights.items()}
+    unused = {name for name in weights_of(ranker) if name.startswith("expert.") and int(name.split(".")[1]) not in used}
+    poisoned_weights = {n: np.full_like(w, np.nan) if n in unused else w for n, w in weights_of(ranker).items()}
     message = RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True})
     request = ParsedRequest.from_message(message, {})
     expected = rank_alone(ranker, request)
-    result = rank_alone(dataclasses.replace(ranker, weights=poisoned_weights), request)
+    result = rank_alone(with_weights(ranker, poisoned_weights), request)
     assert result.experts_run == used
     np.testing.assert_array_equal(result.scores, expected.scores)
 

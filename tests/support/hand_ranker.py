@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,7 @@ from ranking.schema import Owner, Schema
 from ranking.selection import Reading
 
 __all__ = ["draw_rows", "hand_encoder", "hand_ranker", "hand_schema", "hand_tables"]
-__all__ += ["make_mmoe", "make_model", "ranker_of", "set_codes"]
+__all__ += ["make_mmoe", "make_model", "mean_ranker", "ranker_of", "set_codes"]
 
 USERS, ITEMS = 20, 30
 
@@ -93,6 +94,20 @@ def hand_tables() -> dict[Owner, FeatureTable]:
         "price": with_nulls(random.lognormal(1.0, 1.0, ITEMS).tolist()),
     }
     return {"user": FeatureTable(pa.table(users), "user_id"), "item": FeatureTable(pa.table(items), "item_id")}
+
+
+@pytest.fixture(scope="session")
+def mean_ranker(ranker_of: Callable[[Reading], FrozenRanker]) -> FrozenRanker:
+    """The mean of three models with the same inputs; each has its own reading and weights; read-only."""
+    random, models = np.random.default_rng(11), []
+    for reading in get_args(Reading):
+        (model,) = ranker_of(reading).models
+        weights = {
+            name: (weight + random.normal(0, 0.2, weight.shape)).astype(np.float32)
+            for name, weight in model.weights.items()
+        }
+        models.append(replace(model, weights=weights))
+    return replace(ranker_of("sum"), models=tuple(models))
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,8 @@ def write_matrices(bundle_folder: Path, folder: Path) -> None:
     ranker = bundle.read_bundle(bundle_folder)
     schema, splitter = ranker.schema, SharedItemSplitter(ranker.encoder)
     columns = _first_columns(splitter.shared, schema)
+    (model,) = ranker.models
+    weights = model.weights
     context = {feature.name for feature in schema.inputs if feature.owner == "context"}
     categories: dict[str, Any] = {}
     for feature in splitter.shared.singles:
@@ -42,7 +44,7 @@ def write_matrices(bundle_folder: Path, folder: Path) -> None:
         if feature.name in context and isinstance(vocabulary, Vocabulary):
             categories[feature.name] = vocabulary.ids[0].as_py()
             np.save(folder / f"context.{feature.name}.ids.npy", vocabulary.ids.to_numpy())
-            np.save(folder / f"context.{feature.name}.npy", ranker.weights[f"embedding.{feature.table}"][OOV + 1 :])
+            np.save(folder / f"context.{feature.name}.npy", weights[f"embedding.{feature.table}"][OOV + 1 :])
     scales = {name: ranker.encoder.scales[name] for name in columns if name in context - categories.keys()}
     _write_inputs(ranker, splitter, categories | dict.fromkeys(scales, 0.0), folder)
     layout = {
@@ -65,8 +67,8 @@ def _first_columns(group: FeatureGroup, schema: Schema) -> dict[str, int]:
 def _write_inputs(ranker: FrozenRanker, splitter: SharedItemSplitter, context: dict[str, Any], folder: Path) -> None:
     """Write the ids and the inputs of items and users; ``context`` is any context."""
     encoder = RequestEncoder(ranker)
-    embed_shared = EmbeddingLookup(splitter.shared, ranker.weights)
-    embed_items = EmbeddingLookup(splitter.items, ranker.weights)
+    (model,) = ranker.models
+    embed_shared, embed_items = (EmbeddingLookup(group, model.weights) for group in (splitter.shared, splitter.items))
     user_ids, item_ids = (ranker.tables[owner].ids.to_numpy() for owner in ("user", "item"))
 
     def request(users: Sequence[int], items: Sequence[int], counts: list[int]) -> FeatureRequest:

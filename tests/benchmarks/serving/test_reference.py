@@ -16,8 +16,8 @@ def test_reference_model_has_the_documented_shape(ranker: FrozenRanker) -> None:
     assert (len(schema.categoricals), len(schema.numerics)) == (30, 20)
     splitter = SharedItemSplitter(ranker.encoder)
     assert (len(splitter.shared.input_columns), len(splitter.items.input_columns)) == (250, 250)
-    assert [tuple(weight.shape) for weight, _ in ranker.graph.experts[1]] == [(500, 256), (256, 256)]
-    assert [tuple(weight.shape) for weight, _ in ranker.graph.towers["task_7"]] == [(256, 64), (64, 1)]
+    assert [tuple(weight.shape) for weight, _ in ranker.graph.graphs[0].experts[1]] == [(500, 256), (256, 256)]
+    assert [tuple(weight.shape) for weight, _ in ranker.graph.graphs[0].towers["task_7"]] == [(256, 64), (64, 1)]
     assert len(ranker.selection.experts_used) == 4
     assert {len(chosen) for chosen in ranker.selection.tasks.values()} == {2}
     assert (ranker.selection.num_experts, len(ranker.selection.tasks)) == (8, 8)

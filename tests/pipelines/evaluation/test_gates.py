@@ -28,6 +28,7 @@ from ranking.errors import BundleError, LogError, NotConvergedError
 from ranking.frozen.calibration import to_probabilities
 from ranking.frozen.freeze import freeze
 from tests.conftest import GATES
+from tests.support.one_model import weights_of
 from tests.support.split_rows import split_rows
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class TestFrozen:
         self, run_of: RunOf, bundle_of: BundleOf, gate: str
     ) -> None:
         ranker = ranking.load(bundle_of(gate))
-        names = set(ranker.weights)
+        names = set(weights_of(ranker))
         assert {int(name.split(".")[1]) for name in names if name.startswith("expert.")} == set(
             read_json(run_of(gate).selection)["experts_used"]
         )
@@ -201,7 +202,7 @@ class TestFrozen:
         self, bundle_of: BundleOf, test_rows: pa.Table, gate: str
     ) -> None:
         """NaN weights of an expert change exactly the rows that selected it, at most k experts per task and row."""
-        graph = ranking.load(bundle_of(gate)).graph
+        (graph,) = ranking.load(bundle_of(gate)).graph.graphs
         ranker = ranking.load(bundle_of(gate))
         inputs = TorchBatch.from_numpy(ranker.encoder.encode(test_rows))
         selected = graph.routing(inputs) > 0

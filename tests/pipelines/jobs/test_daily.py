@@ -23,6 +23,7 @@ from pipelines.runs.run import RunFolder
 from ranking.artifacts import bundle, repository
 from ranking.errors import LogError, QualityGateError
 from tests.conftest import SMALL
+from tests.support.one_model import weights_of
 from tests.support.waiting import wait_until
 
 LENIENT = ("--margin", "0.3")
@@ -385,8 +386,9 @@ def test_day_that_is_not_published_still_continues_the_counters(
     assert second.derived.clock is not None
     assert datetime.fromtimestamp(first.derived.clock.until / 1e6, UTC).date() == NINTH
     assert datetime.fromtimestamp(second.derived.clock.until / 1e6, UTC).date() == TENTH
-    assert first.weights.keys() == second.weights.keys()
-    assert all((first.weights[name] == second.weights[name]).all() for name in first.weights)
+    before, after = weights_of(first), weights_of(second)
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
 
     assert counted.daily(TENTH, *POISON) == 3
     assert counted.published == [1, 2], "the counters of a day are published once"

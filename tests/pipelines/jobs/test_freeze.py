@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +26,10 @@ from pipelines.jobs.freeze import (
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.encoding.torch_batch import TorchBatch
-from ranking.errors import BundleError, LogError, NotConvergedError, OutputError
-from ranking.frozen.calibration import to_probabilities
+from ranking.errors import BundleError, ConfigError, LogError, NotConvergedError, OutputError, UsageError
+from ranking.frozen.calibration import Platt, to_probabilities
+from tests.conftest import Once
+from tests.support.one_model import weights_of
 from tests.support.split_rows import split_rows
 
 
@@ -171,7 +175,7 @@ def test_compact_embeddings_that_change_scores_too_much_are_rejected(
 
 def test_bundle_contains_only_selected_experts(bundle: Path) -> None:
     ranker = ranking.load(bundle)
-    held = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
+    held = {int(name.split(".")[1]) for name in weights_of(ranker) if name.startswith("expert.")}
     assert held == set(ranker.selection.experts_used)
 
 
@@ -274,3 +278,92 @@ def test_bundle_contains_the_evaluation_and_the_report_of_the_run(copy: RunFolde
     assert (tmp_path / "bundle" / "report.html").read_text() == "<h1>Report</h1>"
     assert (tmp_path / "bundle" / "evaluation.json").read_bytes() == copy.evaluation.read_bytes()
     assert "report.html" in (tmp_path / "bundle" / "SHA256SUMS").read_text()
+
+
+# The mean of several runs.
+
+
+@pytest.fixture(scope="module")
+def softmax(run_of: Callable[[str], RunFolder]) -> RunFolder:
+    """A run with another gate on the same log."""
+    return run_of("softmax")
+
+
+@pytest.fixture(scope="module")
+def mean(run: RunFolder, softmax: RunFolder, once: Once) -> Path:
+    return once("mean of runs", lambda folder: freeze_run(run.path, folder, others=[softmax.path]))
+
+
+def test_bundle_of_several_runs_averages_their_outputs(
+    run: RunFolder, softmax: RunFolder, mean: Path, held_out: pa.Table
+) -> None:
+    ranker, config = ranking.load(mean), run.load_config()
+    inputs, names = ranker.encoder.encode(held_out), config.task_names
+    outputs = [load_model(one, one.load_config())[0](TorchBatch.from_numpy(inputs)) for one in (run, softmax)]
+    expected = torch.stack(outputs).mean(0).detach().numpy()
+    np.testing.assert_allclose(ranker.outputs(inputs, names), expected, rtol=1e-4, atol=1e-5)
+    costs = [one.load_selection()["flops"] for one in (run, softmax)]
+    assert ranker.details["flops"]["frozen"] == costs[0]["frozen"] + costs[1]["frozen"]
+    assert ranker.details["selection"]["kind"] == "dselect_k, softmax"
+    assert ranker.selection.num_experts == 8
+
+
+def test_bundle_of_several_runs_contains_the_evaluation_of_their_mean(
+    run: RunFolder, mean: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is what comparing the bundle with a run measures."""
+    evaluation = json.loads((mean / "evaluation.json").read_text())
+    assert main(["compare", str(mean), str(run.path), "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    binary = [task.name for task in run.load_config().tasks if task.kind == "binary"]
+    for task in binary:
+        assert evaluation["tasks"][task]["auc"] == pytest.approx(
+            compared["tasks"][task]["measures"]["auc"]["a"], rel=1e-6
+        )
+    assert not (mean / "report.html").exists()
+
+
+def test_command_freezes_several_runs_and_prints_the_evaluation(
+    run: RunFolder, softmax: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bundle"
+    assert main(["freeze", str(run.path), str(softmax.path), "--out", str(out), "--embeddings", "int8"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"{out}\n")
+    assert "logloss" in printed
+    assert ranking.load(out).embeddings == "int8"
+
+
+def test_mean_of_runs_is_calibrated_on_its_own_outputs(run: RunFolder, softmax: RunFolder, tmp_path: Path) -> None:
+    """The mean of two calibrated runs is not what either of them was calibrated for."""
+    copies = []
+    for number, one in enumerate((run, softmax)):
+        folder = RunFolder(shutil.copytree(one.path, tmp_path / f"run {number}"))
+        text = folder.config.read_text().replace('calibration = "none"', 'calibration = "platt"', 1)
+        folder.config.write_text(text)
+        assert "platt" in text
+        copies.append(folder)
+    ranker = freeze_run(copies[0].path, tmp_path / "bundle", others=[copies[1].path])
+    (task, *_) = ranker.calibration.tasks
+    assert isinstance(ranker.calibration.tasks[task], Platt)
+    assert not copies[0].calibration.exists()
+
+
+def test_run_that_is_named_twice_is_rejected(run: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is named twice: name each run once"):
+        freeze_run(run.path, tmp_path / "bundle", others=[run.path / ".." / run.path.name])
+
+
+def test_runs_of_other_logs_are_rejected(run: RunFolder, copy: RunFolder, tmp_path: Path) -> None:
+    survey = copy.load_survey()
+    survey["rows"]["train"] += 1
+    copy.survey.write_text(json.dumps(survey))
+    with pytest.raises(ConfigError, match="was trained on other rows than") as caught:
+        freeze_run(run.path, tmp_path / "bundle", others=[copy.path])
+    assert str(copy.path) in str(caught.value)
+    text = copy.config.read_text()
+    copy.config.write_text(text.replace("min_count = 1", "min_count = 2", 1))
+    assert copy.config.read_text() != text
+    with pytest.raises(ConfigError, match=r"cannot be combined with the other runs: features\..* is 2 instead of 1"):
+        freeze_run(run.path, tmp_path / "bundle", others=[copy.path])
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]

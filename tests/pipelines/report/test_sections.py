@@ -118,7 +118,8 @@ def test_selected_experts_say_how_towers_read_them(
     assert data.selection is not None
     selection = {key: value for key, value in data.selection.items() if key != "reading"}
     selection |= {} if reading is None else {"reading": reading}
-    assert experts_section.selected_experts(replace(data, selection=selection)).about.endswith(sentence)
+    about = experts_section.selected_experts(replace(data, selection=selection)).about
+    assert about.removesuffix(experts_section.ADVICE).endswith(sentence)
 
 
 def test_selected_experts_show_the_similarity_that_the_training_started_from(

@@ -33,6 +33,7 @@ from ranking.gates.config import GateConfig, SoftmaxConfig
 from ranking.model.mmoe import MMoE
 from ranking.selection import Selection
 from tests.support.encoded_batches import assert_equal_batches
+from tests.support.one_model import weights_of, with_weights
 
 DrawRows = Callable[[int, int], pa.Table]
 
@@ -110,14 +111,14 @@ def test_load_returns_a_ranker_with_the_same_scores(
 def test_bundle_with_compact_embeddings_is_smaller_and_has_the_same_scores(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path, row_type: RowType, version: int
 ) -> None:
-    compact = replace(hand_ranker, weights=encoded(hand_ranker.weights, row_type))
+    compact = with_weights(hand_ranker, encoded(weights_of(hand_ranker), row_type))
     bundle.write_bundle(compact, golden, tmp_path / "bundle")
     loaded = bundle.load(tmp_path / "bundle")
     assert loaded.embeddings == compact.embeddings == row_type
     assert json.loads((tmp_path / "bundle" / "manifest.json").read_text())["format"] == version
     np.testing.assert_array_equal(loaded.score(golden)["click"].to_numpy(), compact.score(golden)["click"].to_numpy())
     sizes = {
-        name: sum(weight.nbytes for key, weight in ranker.weights.items() if key.startswith("embedding."))
+        name: sum(weight.nbytes for key, weight in weights_of(ranker).items() if key.startswith("embedding."))
         for name, ranker in (("compact", loaded), ("exact", hand_ranker))
     }
     assert (sizes["compact"] < sizes["exact"]) == (row_type != "float32")
@@ -173,10 +174,10 @@ def test_loaded_ranker_works_after_its_folder_is_deleted(
 def test_write_bundle_stores_weights_of_any_memory_layout(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
-    fortran_weights = {name: np.asfortranarray(weight) for name, weight in hand_ranker.weights.items()}
-    bundle.write_bundle(replace(hand_ranker, weights=fortran_weights), golden, tmp_path / "bundle")
+    fortran_weights = {name: np.asfortranarray(weight) for name, weight in weights_of(hand_ranker).items()}
+    bundle.write_bundle(with_weights(hand_ranker, fortran_weights), golden, tmp_path / "bundle")
     loaded = ranking.load(tmp_path / "bundle")
-    assert all(np.array_equal(weight, hand_ranker.weights[name]) for name, weight in loaded.weights.items())
+    assert all(np.array_equal(weight, weights_of(hand_ranker)[name]) for name, weight in weights_of(loaded).items())
 
 
 def test_table_without_features_has_no_feature_index(hand_ranker: FrozenRanker) -> None:
@@ -365,10 +366,10 @@ def test_load_invalid_calibration_is_rejected(copied: Path, calibration: Any, re
 
 
 def test_load_unknown_format_is_rejected(copied: Path) -> None:
-    for number in (1, 6):
+    for number in (1, 7):
         edit_manifest(copied, format=number)
         text = load_error(copied)
-        assert f"{copied}/manifest.json: format {number} is not supported (supported: 2, 3, 4, 5)" in text
+        assert f"{copied}/manifest.json: format {number} is not supported (supported: 2, 3, 4, 5, 6)" in text
         assert "update" in text
         assert "freeze the run again" in text
 

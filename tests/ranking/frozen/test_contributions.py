@@ -29,6 +29,7 @@ from ranking.gates.config import GateConfig
 from ranking.model.mmoe import MMoE
 from ranking.schema import Owner
 from ranking.selection import Reading
+from tests.support.one_model import weights_of, with_weights
 
 OLD_BUNDLE = Path(__file__).parents[2] / "fixtures" / "version_0_1"
 TASKS = ("like", "click")
@@ -46,8 +47,8 @@ def ranker(
     model.gate.finalize()
     model.keep_experts(list(range(5)))
     frozen = freeze(model.eval(), hand_encoder, hand_tables, {"click": 1.0}, {})
-    scaled = {name: weight * (30.0 if "embedding" in name else 2.0) for name, weight in frozen.weights.items()}
-    return replace(frozen, weights=scaled)
+    scaled = {name: weight * (30.0 if "embedding" in name else 2.0) for name, weight in weights_of(frozen).items()}
+    return with_weights(frozen, scaled)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_contributions_add_up_to_the_logits_of_the_frozen_graph(ranker: FrozenRa
 
 
 def test_contributions_with_int8_embeddings_add_up_to_the_logits(hand_ranker: FrozenRanker, rows: pa.Table) -> None:
-    compact = replace(hand_ranker, weights=encoded(hand_ranker.weights, "int8"))
+    compact = with_weights(hand_ranker, encoded(weights_of(hand_ranker), "int8"))
     tasks = tuple(compact.schema.task_names)
     assert_adds_up(compact.contributions(rows), logits(compact, rows, tasks))
 
@@ -98,9 +99,9 @@ def test_contributions_with_a_calibration_add_up_to_calibrated_logits(
 
 
 def test_contributions_equal_gradients_of_torch(ranker: FrozenRanker, rows: pa.Table) -> None:
-    graph = FrozenGraph(ranker.encoder, ranker.selection, ranker.weights)
+    graph = FrozenGraph(ranker.encoder, ranker.models[0])
     inputs = ranker.encoder.encode(ranker.complete(rows))
-    computed = contributions.ContributionsGraph(ranker.encoder, ranker.selection, ranker.weights, ranker.calibration)
+    computed = contributions.ContributionsGraph(ranker.encoder, ranker.models, ranker.calibration)
     nulls = pa.table({name: pa.nulls(1) for name in {feature.column for feature in ranker.schema.inputs}})
     start = graph._embed(TorchBatch.from_numpy(ranker.encoder.encode(nulls)))
     stop, steps = graph._embed(TorchBatch.from_numpy(inputs)), 2048

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from ranking.gates import DSelectK
 from ranking.gates.config import GateConfig, SoftmaxConfig
 from ranking.model.mmoe import MMoE
 from ranking.selection import Selection
+from tests.support.one_model import weights_of, with_weights
 from tests.support.split_rows import split_rows
 
 MakeModel = Callable[[], MMoE]
@@ -101,9 +102,9 @@ def test_freeze_of_pruned_model_returns_same_weights(
     pruned.keep_experts([1, 3, 4])
     expected, frozen = (freeze(model, hand_ranker.encoder, hand_ranker.tables, {}) for model in (dense, pruned))
     assert frozen.selection == expected.selection
-    assert frozen.weights.keys() == expected.weights.keys()
-    for name, weight in expected.weights.items():
-        np.testing.assert_array_equal(frozen.weights[name], weight, name, strict=True)
+    assert weights_of(frozen).keys() == weights_of(expected).keys()
+    for name, weight in weights_of(expected).items():
+        np.testing.assert_array_equal(weights_of(frozen)[name], weight, name, strict=True)
 
 
 def test_freeze_copies_weights_so_that_further_training_has_no_effect(
@@ -173,8 +174,8 @@ def test_freeze_weight_names_are_as_documented_and_exclude_unselected_experts(ha
         for layer in (0, 1)
         for part in ("weight", "bias")
     }
-    assert set(hand_ranker.weights) == expected
-    for weight in hand_ranker.weights.values():
+    assert set(weights_of(hand_ranker)) == expected
+    for weight in weights_of(hand_ranker).values():
         assert weight.dtype == np.float32
         assert weight.flags.c_contiguous
 
@@ -187,9 +188,10 @@ def test_freeze_selection_of_hand_made_model_matches_its_codes(hand_ranker: Froz
 def with_changed_weights(ranker: FrozenRanker, prefixes: list[str], change: Callable[[Weight], Weight]) -> FrozenRanker:
     """Return the ranker with changed weights for these name prefixes."""
     weights = {
-        name: change(weight) if name.startswith(tuple(prefixes)) else weight for name, weight in ranker.weights.items()
+        name: change(weight) if name.startswith(tuple(prefixes)) else weight
+        for name, weight in weights_of(ranker).items()
     }
-    return replace(ranker, weights=weights)
+    return with_weights(ranker, weights)
 
 
 def fill_with_nan(weight: Weight) -> Weight:

@@ -33,6 +33,7 @@ from ranking.gates.config import GateConfig
 from ranking.model.mmoe import ForwardOutput, MMoE
 from ranking.schema import Owner, Schema
 from ranking.selection import Reading
+from tests.support.one_model import weights_of, with_weights
 
 MakeMMoE = Callable[..., MMoE]
 DrawRows = Callable[[int, int], pa.Table]
@@ -234,15 +235,15 @@ def test_per_example_graph_expert_affects_only_rows_that_selected_it(pair: Pair)
     for expert in ranker.selection.experts_used:
         weights_with_nan = {
             name: np.full_like(weight, np.nan) if name.startswith(f"expert.{expert}.") else weight
-            for name, weight in ranker.weights.items()
+            for name, weight in weights_of(ranker).items()
         }
-        outputs = replace(ranker, weights=weights_with_nan).outputs(pair.inputs, names)
+        outputs = with_weights(ranker, weights_with_nan).outputs(pair.inputs, names)
         np.testing.assert_array_equal(np.isnan(outputs), weights[:, :, expert] > 0)
 
 
 def test_frozen_ranker_excludes_experts_removed_by_budget(frozen: Callable[[str], tuple[MMoE, FrozenRanker]]) -> None:
     _, ranker = frozen("dselect_k per example with a budget")
-    experts = {name.split(".")[1] for name in ranker.weights if name.startswith("expert.")}
+    experts = {name.split(".")[1] for name in weights_of(ranker) if name.startswith("expert.")}
     assert experts == {"0", "2", "3"}
 
 
@@ -251,9 +252,9 @@ def test_frozen_ranker_of_static_gate_excludes_unselected_experts(
 ) -> None:
     for kind in STATIC:
         _, ranker = frozen(kind)
-        experts = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
+        experts = {int(name.split(".")[1]) for name in weights_of(ranker) if name.startswith("expert.")}
         assert sorted(experts) == ranker.selection.experts_used
-        assert not any(name.startswith(("gate.", "norm.")) for name in ranker.weights)
+        assert not any(name.startswith(("gate.", "norm.")) for name in weights_of(ranker))
 
 
 @pytest.mark.parametrize("reading", get_args(Reading))
@@ -270,9 +271,9 @@ def test_frozen_graph_evaluates_only_experts_of_requested_tasks(
             name: np.full_like(weight, np.nan)
             if name.startswith("expert.") and name.rpartition(".")[0].rpartition(".")[0] not in needed
             else weight
-            for name, weight in ranker.weights.items()
+            for name, weight in weights_of(ranker).items()
         }
-        outputs = replace(ranker, weights=weights).outputs(inputs, subset)
+        outputs = with_weights(ranker, weights).outputs(inputs, subset)
         np.testing.assert_array_equal(outputs, expected[:, [names.index(name) for name in subset]])
 
 
@@ -317,9 +318,9 @@ def test_bundle_of_every_gate_loads_with_same_gate_and_scores(pair: Pair, draw_r
     bundle.write_bundle(pair.ranker, pair.ranker.complete(draw_rows(16, 11)), tmp_path / "bundle")
     loaded = ranking.load(tmp_path / "bundle")
     assert loaded.selection == pair.ranker.selection
-    assert loaded.gate == pair.ranker.gate
-    assert (loaded.gate is not None) == pair.model.gate.per_example
-    assert (tmp_path / "bundle" / "body.onnx").exists() == (loaded.gate is None)
+    assert loaded.models[0].gate == pair.ranker.models[0].gate
+    assert loaded.per_example == pair.model.gate.per_example
+    assert (tmp_path / "bundle" / "body.onnx").exists() == (not loaded.per_example)
     for tasks in (None, ["watch"], ["rating", "click"]):
         assert loaded.score(rows, tasks).equals(pair.ranker.score(rows, tasks))
 
@@ -340,13 +341,14 @@ def test_bundle_of_another_reading_has_a_format_of_its_own_and_is_validated(
         checksums.write_checksums(folder)
         with pytest.raises(BundleError, match=message):
             ranking.load(folder)
-    name = next(name for name in ranker.weights if name.startswith(("factors.click", "tower.click.0.weight")))
+    name = next(name for name in weights_of(ranker) if name.startswith(("factors.click", "tower.click.0.weight")))
     with pytest.raises(ValueError, match=f"does not contain '{name}'"):
         validate_weight_shapes(
-            {key: weight for key, weight in ranker.weights.items() if key != name}, ranker.encoder, ranker.selection
+            {key: weight for key, weight in weights_of(ranker).items() if key != name}, ranker.encoder, ranker.selection
         )
+    shortened = {**weights_of(ranker), name: weights_of(ranker)[name][:-1]}
     with pytest.raises(ValueError, match=f"'{name}' has shape"):
-        validate_weight_shapes({**ranker.weights, name: ranker.weights[name][:-1]}, ranker.encoder, ranker.selection)
+        validate_weight_shapes(shortened, ranker.encoder, ranker.selection)
 
 
 @pytest.mark.parametrize("gate", [None, {"kind": "softmax", "per_example": True}, {"kind": "nothing"}, 3], ids=str)

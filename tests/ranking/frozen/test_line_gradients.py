@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ranking.frozen import line_gradients
 from ranking.frozen.line_gradients import LineGradients
+from ranking.frozen.weights import FrozenModel
 from ranking.selection import Selection
 
 INPUTS = 5
@@ -32,7 +33,7 @@ def graph(seed: int, scale: float) -> LineGradients:
         add(f"expert.{expert}", INPUTS, 8, 6)
     for task in TASKS:
         add(f"tower.{task}", 6, 4, 1)
-    return LineGradients(SELECTION, weights)
+    return LineGradients(FrozenModel(SELECTION, weights))
 
 
 @given(st.integers(0, 1000), st.floats(0.1, 3.0), st.floats(0.1, 10.0))

@@ -19,6 +19,7 @@ from ranking.frozen.calibration import to_probabilities
 from ranking.frozen.ranker import SCORE_ROWS, FrozenRanker
 from ranking.model.mmoe import MMoE
 from ranking.schema import Owner, Schema
+from tests.support.one_model import weights_of
 
 MakeModel = Callable[[], MMoE]
 DrawRows = Callable[[int, int], pa.Table]
@@ -254,8 +255,8 @@ def test_score_of_empty_bags_equals_dense_model(
 
 
 def test_score_does_not_modify_weights_and_is_repeatable(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
-    before = {name: weight.copy() for name, weight in hand_ranker.weights.items()}
+    before = {name: weight.copy() for name, weight in weights_of(hand_ranker).items()}
     first = hand_ranker.score(draw_rows(30, 8))
     assert hand_ranker.score(draw_rows(30, 8)).equals(first)
-    for name, weight in hand_ranker.weights.items():
+    for name, weight in weights_of(hand_ranker).items():
         np.testing.assert_array_equal(weight, before[name], name)

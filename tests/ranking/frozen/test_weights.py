@@ -11,6 +11,7 @@ import pytest
 
 from ranking.frozen.ranker import FrozenRanker
 from ranking.frozen.weights import validate_weight_shapes
+from tests.support.one_model import weights_of
 
 Weights = dict[str, Any]
 
@@ -22,7 +23,7 @@ def add_output(weights: Weights, layer: str) -> None:
 
 
 def test_validate_weight_shapes_of_frozen_ranker_passes(hand_ranker: FrozenRanker) -> None:
-    validate_weight_shapes(hand_ranker.weights, hand_ranker.encoder, hand_ranker.selection)
+    validate_weight_shapes(weights_of(hand_ranker), hand_ranker.encoder, hand_ranker.selection)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_validate_weight_shapes_of_frozen_ranker_passes(hand_ranker: FrozenRanke
 def test_validate_weight_shapes_of_missing_or_wrong_weight_raises_with_its_name(
     hand_ranker: FrozenRanker, change: Callable[[Weights], object], message: str
 ) -> None:
-    weights = dict(hand_ranker.weights)
+    weights = dict(weights_of(hand_ranker))
     change(weights)
     with pytest.raises(ValueError, match=re.escape(message)):
         validate_weight_shapes(weights, hand_ranker.encoder, hand_ranker.selection)

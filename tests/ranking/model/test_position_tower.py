@@ -23,6 +23,7 @@ from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE
 from ranking.model.position_tower import MOMENTUM, PositionTower, PositionTowerConfig
 from ranking.schema import Schema
+from tests.support.one_model import weights_of
 
 SCHEMA = Schema.model_validate(
     {
@@ -188,7 +189,7 @@ def test_frozen_ranker_equals_dense_model_without_position_tower_weights(
     model: MMoE, hand_ranker: FrozenRanker, draw_rows: Callable[[int, int], pa.Table]
 ) -> None:
     frozen = freeze(model, hand_ranker.encoder, hand_ranker.tables, {})
-    assert frozen.weights.keys() == hand_ranker.weights.keys()
+    assert weights_of(frozen).keys() == weights_of(hand_ranker).keys()
     completed = hand_ranker.complete(draw_rows(200, 4))
     scores, _ = frozen.score_completed(completed, frozen.schema.tasks)
     inputs = TorchBatch.from_numpy(frozen.encoder.encode(completed))

@@ -25,6 +25,7 @@ from ranking.frozen.calibration import Calibration, Isotonic, Platt
 from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
+from ranking.frozen.weights import FrozenModel
 from ranking.selection import Reading
 from service.backends import onnx as onnx_backend
 from service.backends.base import Backend, LRUCache
@@ -32,6 +33,7 @@ from service.backends.cuda import CudaBackend
 from service.backends.select import select_backend
 from tests.conftest import HAS_GPU
 from tests.ranking.encoding.test_request_batch import requests
+from tests.support.one_model import weights_of, with_weights
 
 DrawRows = Callable[[int, int], pa.Table]
 TASKS = ["click", "like", "watch", "rating"]
@@ -106,11 +108,26 @@ def test_backends_any_tasks_and_requests_match_reference(
         np.testing.assert_allclose(scores, expected[:, [TASKS.index(task) for task in requested]], rtol=1e-5, atol=1e-5)
 
 
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    tasks=st.permutations(TASKS),
+    count=st.integers(1, 4),
+)
+def test_backends_of_several_models_match_reference(
+    mean_ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], tasks: list[str], count: int
+) -> None:
+    requested = tasks[:count]
+    batch, expected = encode_requests(mean_ranker, draw_rows, sizes)
+    for create in OPTIMIZED.values():
+        scores = create(mean_ranker).scores(batch, requested)
+        np.testing.assert_allclose(scores, expected[:, [TASKS.index(task) for task in requested]], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("row_type", ["float16", "int8"])
 def test_backends_with_compact_embeddings_match_reference(
     hand_ranker: FrozenRanker, draw_rows: DrawRows, row_type: RowType
 ) -> None:
-    compact = replace(hand_ranker, weights=encoded(hand_ranker.weights, row_type))
+    compact = with_weights(hand_ranker, encoded(weights_of(hand_ranker), row_type))
     batch, expected = encode_requests(compact, draw_rows, [3, 1, 20])
     _, exact = encode_requests(hand_ranker, draw_rows, [3, 1, 20])
     assert 0 < np.abs(expected - exact).max() < 0.05
@@ -156,9 +173,9 @@ def test_backend_one_empty_feature_group_matches_reference(
     encoder = Encoder(schema, {name: encoder_of_all.id_mappings[name]}, {})
     weights = {
         key: value[:4] if key.startswith("expert.") and key.endswith(".0.weight") else value
-        for key, value in hand_ranker.weights.items()
+        for key, value in weights_of(hand_ranker).items()
     }
-    narrow = FrozenRanker(schema, encoder, hand_ranker.selection, weights, {}, {})
+    narrow = FrozenRanker(schema, encoder, (FrozenModel(hand_ranker.selection, weights),), {}, {})
     inputs, request = requests(hand_ranker, draw_rows, sizes)
     column = [f.name for f in encoder_of_all.schema.categoricals].index(name)
     ids = EncodedBatch(inputs.ids[:, [column]], (), inputs.dense[:, :0], inputs.missing[:, [0]])
@@ -182,11 +199,11 @@ def test_backend_bins_of_some_features_match_reference(
     keeps = np.array([has_bins[schema.numerics[column].name] for column in encoder.bins.columns])
     assert len(some.bins) == keeps.sum()
     assert keeps.any() == bool(owners)
-    weights = dict(hand_ranker.weights)
-    for name, weight in hand_ranker.weights.items():
+    weights = dict(weights_of(hand_ranker))
+    for name, weight in weights_of(hand_ranker).items():
         if name.startswith("expert.") and name.endswith(".0.weight"):
             weights[name] = weight[np.append(np.full(len(weight) - len(keeps), True), keeps)]
-    ranker = replace(hand_ranker, encoder=some, weights=weights)
+    ranker = with_weights(replace(hand_ranker, encoder=some), weights)
     batch, expected = encode_requests(ranker, draw_rows, [3, 1, 20])
     np.testing.assert_allclose(create_backend(ranker).scores(batch, TASKS), expected, rtol=1e-5, atol=1e-5)
 
@@ -222,7 +239,7 @@ def test_onnx_body_contains_only_selected_experts(hand_ranker: FrozenRanker) -> 
     gemms = [node for node in body.graph.node if node.op_type == "Gemm"]
     assert len(gemms) == products(hand_ranker, TASKS)
     (bias,) = [weight for weight in body.graph.initializer if weight.name == "experts.bias"]
-    widths = [len(hand_ranker.weights[f"expert.{e}.0.bias"]) for e in hand_ranker.selection.experts_used]
+    widths = [len(weights_of(hand_ranker)[f"expert.{e}.0.bias"]) for e in hand_ranker.selection.experts_used]
     assert bias.dims == [sum(widths)]
 
 

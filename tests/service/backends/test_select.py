@@ -30,7 +30,8 @@ def test_select_backend_auto_prefers_onnxruntime(hand_ranker: FrozenRanker) -> N
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "cuda"])
 def test_select_backend_per_example_gate_needs_torch(hand_ranker: FrozenRanker, backend: BackendName) -> None:
-    routed = replace(hand_ranker, gate=DSelectKConfig(per_example=True))
+    model = replace(hand_ranker.models[0], gate=DSelectKConfig(per_example=True))
+    routed = replace(hand_ranker, models=(hand_ranker.models[0], model))
     assert select_backend(routed).name == "torch"
     with pytest.raises(BundleError, match=f"'hand' has a per-example gate, which the {backend} backend cannot run: "):
         select_backend(routed, backend)

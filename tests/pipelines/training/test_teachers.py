@@ -1,0 +1,167 @@
+"""Trainings that learn the predictions of earlier runs beside the labels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.cli.main import main
+from pipelines.config.config import Config, load_config
+from pipelines.jobs.train import train
+from pipelines.runs.run import RunFolder
+from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
+from pipelines.training.model_factory import load_model, read_position_encoder
+from pipelines.training.teachers import Teachers
+from ranking.errors import ConfigError, LogError
+from ranking.model.mmoe import MMoE
+
+if TYPE_CHECKING:
+    from tests.pipelines.conftest import Shop
+
+POSITION: dict[str, Any] = {"side_tower": {"features": ["position"]}}
+
+
+@pytest.fixture
+def teachers(shop: Shop) -> list[RunFolder]:
+    """Two runs on 200 rows that differ in seed and gate."""
+    shop.write(shop.table(200))
+    other = shop.config(training={"seed": 1}, model={"gate": {"kind": "softmax"}})
+    return [train(shop.config(), shop.folder / "one"), train(other, shop.folder / "other")]
+
+
+def with_teachers(config: Config, *folders: Path) -> Config:
+    return config.model_copy(update={"training": config.training.model_copy(update={"teachers": folders})})
+
+
+def batch_of(run: RunFolder, shop: Shop) -> LabeledBatch:
+    """The whole log, encoded."""
+    config = run.load_config()
+    encoder, position = load_model(run, config)[1], read_position_encoder(run, config)
+    (chunk,) = list(shop.reader().scan())
+    return LabeledBatch.from_table(chunk.rows, encoder, position)
+
+
+def test_targets_are_half_label_half_mean_prediction(shop: Shop, teachers: list[RunFolder]) -> None:
+    batch = DeviceBatch.from_labeled(batch_of(teachers[0], shop))
+    tasks = teachers[0].load_config().tasks
+    targets = Teachers(teachers, tasks, torch.device("cpu")).targets(batch)
+    with torch.no_grad():
+        outputs = [load_model(run, run.load_config())[0](batch.inputs) for run in teachers]
+    mean = (outputs[0] + outputs[1]) / 2
+    predictions = torch.stack([mean[:, 0].sigmoid(), mean[:, 1]], 1)
+    assert [task.kind for task in tasks] == ["binary", "regression"]
+    assert bool(batch.labels.isnan().any())
+    torch.testing.assert_close(targets, (batch.labels + predictions) / 2, equal_nan=True)
+
+
+def test_targets_follow_the_convention_of_training(shop: Shop) -> None:
+    """Negatives are not yet corrected, and the position of each row counts instead of its mean."""
+    table = shop.table(200)
+    shop.write(table.append_column("position", table["tab"]))
+    schema = shop.schema.model_dump(exclude_none=True)
+    tasks = [task | {"keep_negatives": 0.5} if task["kind"] == "binary" else task for task in schema["tasks"]]
+    features = [*schema["features"], {"name": "position", "kind": "numeric", "owner": "context"}]
+    shop.schema = type(shop.schema).model_validate(schema | {"tasks": tasks, "features": features})
+    config = shop.config(model={"side_tower": {"features": ["position"]}})
+    run = train(config, shop.folder / "run")
+    batch = DeviceBatch.from_labeled(batch_of(run, shop))
+    model: MMoE = load_model(run, config)[0]
+    targets = Teachers([run], config.tasks, torch.device("cpu")).targets(batch)
+    assert model.side is not None
+    assert batch.position_inputs is not None
+    with torch.no_grad():
+        logits = model(batch.inputs) - model.correction - model.side.mean + model.side(batch.position_inputs)
+    assert float(model.correction[0]) == pytest.approx(np.log(0.5))
+    torch.testing.assert_close(targets[:, 0], (batch.labels[:, 0] + logits[:, 0].sigmoid()) / 2, equal_nan=True)
+
+
+def test_distill_trains_with_the_configuration_of_the_first_run(
+    shop: Shop, teachers: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shop.folder / "student"
+    names = [str(run.path) for run in teachers]
+    assert main(["distill", *names, "--run", str(folder), "--set", "training.seed=7"]) == 0
+    assert capsys.readouterr().out.endswith(f"{folder}\n")
+    config = load_config(folder / "config.toml")
+    assert config.training.teachers == tuple(run.path for run in teachers)
+    assert config.model == teachers[0].load_config().model
+    assert config.training.seed == 7
+    assert "distill" in (folder / "command.json").read_text()
+    plain = train(shop.config(training={"seed": 7}), shop.folder / "plain")
+    student, other = (load_model(run, run.load_config())[0] for run in (RunFolder.open(folder), plain))
+    assert not torch.equal(student.output.weight, other.output.weight)
+
+
+def test_training_with_its_targets_as_labels_equals_a_training_with_teachers(
+    shop: Shop, teachers: list[RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Teachers replace what the losses compare with, and nothing else; a resumed training has them, too."""
+    targets, seen = Teachers.targets, []
+
+    def keep_labels(self: Teachers, batch: DeviceBatch) -> torch.Tensor:
+        seen.append(targets(self, batch))
+        return batch.labels
+
+    plain = train(shop.config(), shop.folder / "plain")
+    monkeypatch.setattr(Teachers, "targets", keep_labels)
+    same = train(with_teachers(shop.config(), *(run.path for run in teachers)), shop.folder / "same")
+    assert seen
+    assert same.metrics.read_text().count("\n") == plain.metrics.read_text().count("\n")
+    losses = [[json.loads(line)["train"] for line in run.metrics.read_text().splitlines()] for run in (plain, same)]
+    assert losses[0] == losses[1]
+
+
+def test_teacher_of_other_tasks_is_rejected_before_the_log_is_read(shop: Shop) -> None:
+    shop.write(shop.table(200))
+    first, *others = shop.config().tasks
+    sampled, heavy = (first.model_copy(update=change) for change in ({"keep_negatives": 0.5}, {"weight": 2.0}))
+    runs = [
+        train(shop.config().model_copy(update={"tasks": (task, *others)}), shop.folder / name)
+        for name, task in (("sampled", sampled), ("heavy", heavy))
+    ]
+    shutil.rmtree(shop.log)
+    message = f"{runs[0].path} cannot be combined with .*: tasks.click.keep_negatives is 0.5 instead of 1.0; only"
+    with pytest.raises(ConfigError, match=message) as caught:
+        train(with_teachers(shop.config(), runs[0].path), shop.folder / "run")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(LogError):  # The weight of a task changes no prediction's meaning: only the log is missing.
+        train(with_teachers(shop.config(), runs[1].path), shop.folder / "run")
+    assert not (shop.folder / "run").exists()
+
+
+def test_single_task_teacher_is_rejected(shop: Shop) -> None:
+    shop.write(shop.table(200))
+    teacher = train(shop.config(model={"gate": {"kind": "single_task"}}), shop.folder / "teacher")
+    with pytest.raises(ConfigError, match="contains an independent model for each task: name the runs of one task"):
+        train(with_teachers(shop.config(), teacher.path), shop.folder / "run")
+
+
+def test_teacher_of_other_rows_is_rejected(shop: Shop, teachers: list[RunFolder]) -> None:
+    shop.write(shop.table(150, seed=4))
+    with pytest.raises(ConfigError, match="was trained on other rows than") as caught:
+        train(with_teachers(shop.config(), teachers[0].path), shop.folder / "run")
+    assert str(teachers[0].path) in str(caught.value)
+
+
+def test_teacher_that_is_no_run_is_rejected(shop: Shop) -> None:
+    shop.write(shop.table(200))
+    with pytest.raises(LogError, match="nowhere"):
+        train(with_teachers(shop.config(), shop.folder / "nowhere"), shop.folder / "run")
+    assert not (shop.folder / "run").exists()
+
+
+def test_relative_teachers_start_at_the_folder_of_the_configuration(shop: Shop) -> None:
+    file = shop.write_config(training={"teachers": ["runs/one", "/runs/other"]})
+    assert load_config(file).training.teachers == (shop.folder / "runs/one", Path("/runs/other"))
+
+
+def test_teachers_of_a_single_task_configuration_are_rejected(shop: Shop) -> None:
+    file = shop.write_config(training={"teachers": ["one"]}, model={"gate": {"kind": "single_task"}})
+    with pytest.raises(ConfigError, match=r"training\.teachers: single_task trains a model for each task"):
+        load_config(file)
