@@ -1,8 +1,9 @@
 """Gain of the mean of several runs and of distillation, on the test split.
 
 Trains runs that differ in their seed, freezes the mean of each group of them, and distills as many models as there are
-runs. Prints the mean metrics and the paired differences with 95 % intervals: a mean against the average of its runs, a
-distilled model against a run. Finished runs in the work folder are used again.
+runs. Prints the mean metrics and the paired differences with 95 % intervals over the groups: the mean of a group, and
+the average of the models that it taught, against the average of its runs. Finished runs in the work folder are used
+again.
 
     python -m benchmarks.several_runs kr/ranker.toml --work WORK
 """
@@ -66,7 +67,9 @@ def table(config: Config, runs: Groups, means: Sequence[dict[str, Any]], student
             alone = [one for group in single for one in group]
             mean, student = [value(evaluation) for evaluation in means], [value(one) for one in of_students]
             cells = [f"{statistics.mean(values):.4f}" for values in (alone, mean, student)]
-            for ours, theirs in ((mean, [statistics.mean(group) for group in single]), (student, alone)):
+            of_groups = [statistics.mean(group) for group in single]
+            taught = [statistics.mean(student[number :: len(runs)]) for number in range(len(runs))]
+            for ours, theirs in ((mean, of_groups), (taught, of_groups)):
                 difference, half_width = paired_interval(ours, theirs)
                 cells.append(f"{'+' if difference >= 0 else ''}{plus_minus(difference, half_width, 4)}")
             lines.append(f"| {task.name} | {metric} | {' | '.join(cells)} |")

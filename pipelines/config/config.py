@@ -168,8 +168,8 @@ class TrainingConfig(StrictModel):
         patience: validations without improvement, counted after the experts are selected, before training stops.
         loss_weighting: ``fixed`` uses the task weights; ``uncertainty`` additionally learns weights.
         ranking_loss: pairwise loss of the binary tasks, which training adds to their loss; None for none.
-        teachers: runs of the same log and features; each label is replaced by half of it plus half of the mean of their
-            predictions.
+        teachers: runs of the same log and features; each label is replaced by half of it plus half of the prediction of
+            their mean.
         seed: seed of initialization, shuffling and dropout.
         trackers: experiment trackers that receive parameters and metrics.
     """

@@ -35,7 +35,7 @@ from ranking.artifacts import repository
 from ranking.artifacts.atomic_files import write_json
 from ranking.artifacts.bundle import COUNTERS
 from ranking.artifacts.checksums import CHECKSUM_FILE
-from ranking.errors import LogError, QualityGateError, UsageError
+from ranking.errors import ConfigError, LogError, QualityGateError, UsageError
 from ranking.frozen.embedding_rows import RowType
 
 BUNDLE, REFRESHED = "bundle", "refreshed_bundle"
@@ -81,9 +81,12 @@ def daily(
             has counters or histories, and these do not end later. Or the counters lack much of those of the served
             version: nothing is published.
         LogError: the log has no row of the day, no rows before it to train and validate on, or no label of the day.
+        ConfigError: the configuration has teachers.
         UsageError: the day is not later than that of the served run, or no day is left to train on.
         RankerError: a step failed.
     """
+    if config.training.teachers:
+        raise ConfigError("training.teachers: runs of other days cannot teach a daily training: remove the setting")
     folder, name = runs / day.isoformat(), config.name
     version = _version_of(folder / BUNDLE, repo, name)
     if version is not None:

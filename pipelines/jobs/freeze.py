@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,17 +26,17 @@ from pipelines.data.splits import split_range
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.sources import bundle_scorer
 from pipelines.runs.run import RunFolder
-from pipelines.runs.same_inputs import require_same_inputs, require_same_settings
+from pipelines.runs.same_inputs import require_distinct, require_same_inputs, require_same_settings
 from pipelines.runs.single_task import joint_record
 from pipelines.training.calibration import fit_calibration
 from pipelines.training.labeled_batch import read_split
 from pipelines.training.model_factory import load_encoder, load_model
 from ranking.artifacts import bundle
-from ranking.artifacts.atomic_files import check_creatable, write_json
+from ranking.artifacts.atomic_files import check_creatable
 from ranking.counters.features import DerivedFeatures
 from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.torch_batch import TorchBatch
-from ranking.errors import BundleError, InvalidInputError, LogError, UsageError
+from ranking.errors import BundleError, InvalidInputError, LogError, NotConvergedError
 from ranking.frozen.calibration import Calibration, to_probabilities
 from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.freeze import freeze as frozen
@@ -113,8 +113,8 @@ def _auc_change(
 def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: Sequence[Path] = ()) -> FrozenRanker:
     """Write the bundle of a run, after verifying on held-out rows that its scores equal those of the dense model.
 
-    The bundle of several runs averages their outputs. It has a calibration and an evaluation of its own, if the tasks
-    ask for one and the log has a test split.
+    The bundle of several runs averages their outputs. The mean is calibrated on the validation split, if the tasks ask
+    for it, and evaluated on the test split, if there is one.
 
     Args:
         path: folder of a finished run.
@@ -129,6 +129,7 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: S
         BundleError: the scores of a frozen graph and the dense model differ, or the run is a single-task run, or the
             type of embeddings changes the scores of a task too much.
         ConfigError: the runs have other features, tasks or rows than each other.
+        UsageError: a run is named twice.
         LogError: a run or its log cannot be used.
     """
     check_creatable(out)
@@ -137,7 +138,7 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: S
     if isinstance(config.model.gate, SingleTaskConfig):
         folders = ", ".join(str(run.task_folder(task)) for task in config.task_names)
         raise BundleError(f"{path} contains an independent model for each task: freeze each of them ({folders})")
-    _require_distinct(runs)
+    require_distinct(runs)
     for other in rest:
         require_same_settings(config, other)
     require_same_inputs(run, rest)
@@ -152,9 +153,9 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: S
         ranker = rankers[0]
         if rest:
             ranker = replace(ranker, models=tuple(model for each in rankers for model in each.models))
-            batches = read_split(reader, config.logs, encoder, "validation")
-            outputs = ((ranker.outputs(batch.inputs, schema.task_names), batch.labels) for batch in batches)
             if any(task.calibration != "none" for task in schema.tasks):
+                batches = read_split(reader, config.logs, encoder, "validation")
+                outputs = ((ranker.outputs(batch.inputs, schema.task_names), batch.labels) for batch in batches)
                 ranker = replace(ranker, calibration=fit_calibration(schema.tasks, outputs, Calibration()))
     if embeddings != "float32":
         ranker = with_embeddings(ranker, embeddings, held_out)
@@ -173,25 +174,19 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: S
     }
     derived = DerivedFeatures.open(run.counters, encoder.schema) if schema.derived else None
     ranker = replace(ranker, derived=derived, details=details)
-    with TemporaryDirectory() as folder:
-        documents = [run.path / name for name in bundle.DOCUMENTS if (run.path / name).exists()]
-        if rest:
-            documents = _evaluated(ranker, run, config, Path(folder) / bundle.EVALUATION)
-        try:
-            bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out, documents)
-        except InvalidInputError as error:  # encoding the side tables found an invalid value
-            owner = next(feature.owner for feature in schema.inputs if feature.column == error.field)
-            where = config.logs.users if owner == "user" else config.logs.items
-            assert where is not None
-            raise LogError(f"{redact_uri(where)}: column {error}") from None
+    if rest:
+        documents = _evaluated(ranker, run, config)
+    else:
+        files = (run.path / name for name in bundle.DOCUMENTS)
+        documents = {file.name: file.read_bytes() for file in files if file.exists()}
+    try:
+        bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out, documents)
+    except InvalidInputError as error:  # encoding the side tables found an invalid value
+        owner = next(feature.owner for feature in schema.inputs if feature.column == error.field)
+        where = config.logs.users if owner == "user" else config.logs.items
+        assert where is not None
+        raise LogError(f"{redact_uri(where)}: column {error}") from None
     return ranker
-
-
-def _require_distinct(runs: Sequence[RunFolder]) -> None:
-    folders = [run.path.resolve() for run in runs]
-    for number, folder in enumerate(folders):
-        if folder in folders[:number]:
-            raise UsageError(f"{runs[number].path} is named twice: name each run once")
 
 
 def _frozen_run(run: RunFolder, tables: Mapping[Owner, FeatureTable], held_out: pa.Table) -> FrozenRanker:
@@ -201,15 +196,19 @@ def _frozen_run(run: RunFolder, tables: Mapping[Owner, FeatureTable], held_out: 
     per_example = model.gate.per_example
     routed = (config.model.gate, Selection.from_json(run.load_selection())) if per_example else None
     calibration = run.load_calibration()
-    ranker = frozen(model, encoder, tables, config.objective, {}, routed, calibration)
+    try:
+        ranker = frozen(model, encoder, tables, config.objective, {}, routed, calibration)
+    except NotConvergedError as error:
+        raise NotConvergedError(f"{run.path}: {error}") from None
     difference = largest_difference(model, ranker, held_out, calibration)
     if not difference <= TOLERANCE:  # also true for NaN
         raise BundleError(
-            f"frozen and dense scores differ by up to {difference:.2g} (allowed: {TOLERANCE:.0g}); "
+            f"{run.path}: frozen and dense scores differ by up to {difference:.2g} (allowed: {TOLERANCE:.0g}); "
             "the bundle is not written"
         )
     print_status(
-        f"frozen and dense scores agree on {held_out.num_rows:,} held-out rows (maximum difference {difference:.1e})"
+        f"{run.path}: frozen and dense scores agree on {held_out.num_rows:,} held-out rows "
+        f"(maximum difference {difference:.1e})"
     )
     return ranker
 
@@ -224,14 +223,13 @@ def _joint_record(ranker: FrozenRanker, runs: Sequence[RunFolder]) -> dict[str, 
     return joint_record(ranker.selection, kind, records, {**total, "per_task": per_task})
 
 
-def _evaluated(ranker: FrozenRanker, run: RunFolder, config: Config, file: Path) -> list[Path]:
-    """Evaluate the mean of runs on the test split and write the file; returns it, or nothing if the split is empty."""
-    if not run.load_survey()["rows"]["test"]:
-        return []
+def _evaluated(ranker: FrozenRanker, run: RunFolder, config: Config) -> dict[str, bytes]:
+    """Evaluate the mean of runs on the test split; returns the document, or nothing if the split is empty."""
+    if not run.load_survey().get("rows", {}).get("test"):
+        return {}
     features = run.features if ranker.schema.derived else None
     scorer = replace(bundle_scorer(ranker, "the mean of the runs"), logs=config.logs, features=features)
-    write_json(evaluate(scorer), file)
-    return [file]
+    return {bundle.EVALUATION: (json.dumps(evaluate(scorer), indent=2) + "\n").encode()}
 
 
 def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:

@@ -78,7 +78,8 @@ def train(
     require_installed(config.training.trackers)
     if warm_start is not None:
         config = warm_start.adapted(config)
-    open_teachers(config)  # wrong ones are reported before the log is read
+    if not (resume and RunFolder(folder).finished):
+        open_teachers(config)  # wrong ones are reported before the log is read
     if isinstance(config.model.gate, SingleTaskConfig):
         return _train_single_tasks(config, folder, command, baselines, resume=resume, overwrite=overwrite)
     with init_distributed() as context:

@@ -49,7 +49,7 @@ def selected_experts(run_data: RunData) -> Section:
         "Rows are tasks, columns are experts; darker cells have larger weights."
         + (" This gate is per example: the weights are means over the validation rows." if per_example else "")
         + READINGS[selection.get("reading", "sum")]
-        + ADVICE,
+        + ("" if per_example or len(weights) < 2 else ADVICE),
         {
             "weights": weights,
             "experts": list(experts),

@@ -51,6 +51,11 @@ def learning_curves(run_data: RunData) -> Section:
             f" Training kept only a sample of the negatives of {', '.join(sampled)}: the training loss is that of the "
             "kept rows and is higher than the validation loss of all rows."
         )
+    if run_data.config.training.teachers:
+        about += (
+            " Half of each label was the prediction of earlier runs: the training loss is that of these labels and is "
+            "not comparable to the validation loss."
+        )
     return Section(
         "curves",
         title,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.config import Config
 from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
-from ranking.errors import ConfigError
+from ranking.errors import ConfigError, UsageError
 from ranking.gates.config import SingleTaskConfig
 from ranking.schema.value_text import value_text
 
-OWN_SECTIONS = ("model", "training", "evaluation", "serving")
-"""Sections of the configuration that may differ between the runs, besides the weights of the tasks' losses."""
+OWN_SECTIONS = ("model", "training", "tune", "evaluation", "serving")
+"""Sections of the configuration that may differ between the runs."""
+OWN_SETTINGS = ("logs.allow_missing_days", "logs.max_bad_rows")
+"""Settings of other sections that may differ, besides the weights of the tasks' losses."""
 
 
 def require_same_settings(config: Config, run: RunFolder) -> None:
@@ -26,20 +28,31 @@ def require_same_settings(config: Config, run: RunFolder) -> None:
     """
     other = run.load_config()
     if isinstance(other.model.gate, SingleTaskConfig):
-        raise ConfigError(
-            f"{run.path} contains an independent model for each task: name the runs of one task, in tasks/"
-        )
+        folders = ", ".join(str(run.task_folder(task)) for task in other.task_names)
+        raise ConfigError(f"{run.path} contains an independent model for each task: use one of them ({folders})")
     for name, here, there in diff_configs(config, other):
         is_loss_weight = name.startswith("tasks.") and name.endswith(".weight")
-        if not (name.startswith(OWN_SECTIONS) or is_loss_weight):
+        if not (name.startswith(OWN_SECTIONS) or name in OWN_SETTINGS or is_loss_weight):
             raise ConfigError(
                 f"{run.path} cannot be combined with the other runs: {name} is {value_text(there)} instead of "
-                f"{value_text(here)}; only [{'], ['.join(OWN_SECTIONS)}] may differ"
+                f"{value_text(here)}; use runs with the same log, features and tasks"
             )
 
 
+def require_distinct(runs: Sequence[RunFolder]) -> None:
+    """Check that no run is named twice.
+
+    Raises:
+        UsageError: names the run.
+    """
+    folders = [run.path.resolve() for run in runs]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise UsageError(f"{runs[number].path} is named twice: name each run once")
+
+
 def require_same_inputs(run: RunFolder, others: Iterable[RunFolder], *, position: bool = False) -> None:
-    """Check that runs of equal settings encode rows alike: their log has not changed in between.
+    """Check that runs of equal settings encode rows alike: their log is the same, and so is what they started from.
 
     Args:
         run: a run that has encoders.
@@ -55,8 +68,8 @@ def require_same_inputs(run: RunFolder, others: Iterable[RunFolder], *, position
         is_same = _counts(run) == _counts(other) and all(map(_equal_folders, folders, theirs))
         if not is_same:
             raise ConfigError(
-                f"{other.path} was trained on other rows than {run.path}, so that its ids and numbers have another "
-                "encoding: train both again on the same log"
+                f"{other.path} encodes ids and numbers differently from {run.path}, because it has other rows or was "
+                "continued from another run: train both from scratch on the same log"
             )
 
 

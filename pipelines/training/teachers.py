@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipelines.config.config import Config
 from pipelines.runs.run import RunFolder
-from pipelines.runs.same_inputs import require_same_inputs, require_same_settings
+from pipelines.runs.same_inputs import require_distinct, require_same_inputs, require_same_settings
 from pipelines.training.labeled_batch import DeviceBatch
 from pipelines.training.model_factory import load_model
 from ranking.errors import ConfigError
@@ -39,9 +39,9 @@ class Teachers:
 
     @torch.no_grad()
     def targets(self, batch: DeviceBatch) -> Tensor:
-        """Return what to learn instead of the labels [rows, tasks]: half label, half mean prediction; NaN where masked.
+        """Return what to learn instead of the labels [rows, tasks]: half label, half prediction; NaN where masked.
 
-        The mean is that of the outputs, as in a bundle of several runs.
+        The prediction is that of the mean of the outputs, as in a bundle of several runs.
         """
         outputs = []
         for model in self._models:
@@ -59,11 +59,18 @@ def open_teachers(config: Config) -> list[RunFolder]:
 
     Raises:
         ConfigError: a teacher has other features or tasks, or another log or position tower; names the setting.
+        UsageError: a teacher is named twice.
         LogError: a teacher is not a finished run.
     """
     runs = [RunFolder.open(path) for path in config.training.teachers]
+    require_distinct(runs)
     for run in runs:
         require_same_settings(config, run)
+        if run.load_selection()["trained_rows"] > run.load_survey()["rows"]["train"]:
+            raise ConfigError(
+                f"training.teachers: {run.path} was continued from another run, so that its ids and numbers have "
+                "another encoding: name runs that were trained from scratch"
+            )
         if run.load_config().model.side_tower != config.model.side_tower:
             raise ConfigError(f"training.teachers: {run.path} has another [model.side_tower]: use the same one")
     return runs

@@ -142,6 +142,8 @@ def _check(config: Config) -> None:
         raise ConfigError("advice is about gates that select experts per task: set model.gate.per_example = false")
     if config.model.gate.kind in ("single_task", "attentive"):
         raise ConfigError("advice is about gates that select experts per task: choose another model.gate.kind")
+    if config.training.teachers:
+        raise ConfigError("advice is about learning from labels: remove training.teachers")
     if len(config.tasks) < 2:
         raise ConfigError("advice is about tasks that share experts: there is only one task")
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,14 +70,16 @@ READ_ERRORS = (
 """Exceptions of reading intact files that are inconsistent with each other."""
 
 
-def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents: Iterable[Path] = ()) -> None:
+def write_bundle(
+    ranker: FrozenRanker, golden: pa.Table, folder: Path, documents: Mapping[str, bytes] | None = None
+) -> None:
     """Write a bundle atomically.
 
     Args:
         ranker: the ranker.
         golden: completed rows that are stored with their scores, which ``load`` verifies.
         folder: must not exist.
-        documents: files to copy that are named as in ``DOCUMENTS``.
+        documents: contents of files by name, a part of ``DOCUMENTS``.
 
     Raises:
         OutputError: the folder exists or cannot be written.
@@ -118,8 +120,8 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents
         scores, _ = ranker.score_completed(inputs, schema.tasks)
         rows = {"inputs": _struct(inputs), "scores": _struct(score_table(scores, schema.tasks))}
         pq.write_table(pa.table(rows), draft / "golden.parquet")
-        for document in documents:
-            shutil.copyfile(document, draft / document.name)
+        for name, content in (documents or {}).items():
+            (draft / name).write_bytes(content)
         write_checksums(draft)
 
 

@@ -269,7 +269,8 @@ def console_routes(
         report = await read(lambda: catalog.read_report(path, model, find(model, version)))
         if report is None:
             raise Problem(
-                404, f"version {version} of '{model}' has no report: run 'ranker report' before 'ranker freeze'"
+                404,
+                f"version {version} of '{model}' has no report: run 'ranker report' before 'ranker freeze RUN'",
             )
         return HTMLResponse(report, headers={"Content-Security-Policy": REPORT_POLICY})
 

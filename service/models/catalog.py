@@ -56,7 +56,7 @@ def read_entry(path: Path, model: str, version: int) -> CatalogEntry:
             bundle.parse_schema(manifest["schema"], file),
             Selection.from_json(manifest["selection"]),
             {str(task): float(weight) for task, weight in manifest["objective"].items()},
-            str(details["model"]["gate"]["kind"]),
+            str(details.get("selection", details["model"]["gate"])["kind"]),
             str(details["made_by"]),
             str(details["trained_until"]),
             dict(details["flops"]),

@@ -21,11 +21,12 @@ def test_table_compares_means_and_distilled_models_with_single_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Here each group has one model twice, so that its mean changes nothing, and so has its student."""
-    work, sources = tmp_path / "work", (run, run, run_of("softmax"), run_of("softmax"))
+    work, models = tmp_path / "work", (run, run_of("softmax"))
 
     def copied(_: Config, folder: Path, __: int) -> RunFolder:
-        number = int(folder.name.rpartition("-")[2])
-        return RunFolder(shutil.copytree(sources[number].path, folder))
+        kind, _, number = folder.name.rpartition("-")
+        group = int(number) // 2 if kind == "run" else int(number) % 2
+        return RunFolder(shutil.copytree(models[group].path, folder))
 
     monkeypatch.setattr(several_runs, "trained", copied)
     file = tmp_path / "ranker.toml"

@@ -84,7 +84,7 @@ def test_only_unconverged_selectors_are_named(copy: RunFolder, tmp_path: Path) -
     with pytest.raises(NotConvergedError) as caught:
         freeze_run(copy.path, tmp_path / "bundle")
     assert f"task '{task}' selector 1 is 20.0% of γ/2 away" in str(caught.value)
-    assert str(caught.value).count("selector") == 1
+    assert str(caught.value).count(" selector ") == 1
 
 
 # Output folder.
@@ -358,7 +358,7 @@ def test_runs_of_other_logs_are_rejected(run: RunFolder, copy: RunFolder, tmp_pa
     survey = copy.load_survey()
     survey["rows"]["train"] += 1
     copy.survey.write_text(json.dumps(survey))
-    with pytest.raises(ConfigError, match="was trained on other rows than") as caught:
+    with pytest.raises(ConfigError, match="encodes ids and numbers differently from") as caught:
         freeze_run(run.path, tmp_path / "bundle", others=[copy.path])
     assert str(copy.path) in str(caught.value)
     text = copy.config.read_text()

@@ -17,8 +17,9 @@ from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import load_model, read_position_encoder
-from pipelines.training.teachers import Teachers
-from ranking.errors import ConfigError, LogError
+from pipelines.training.teachers import Teachers, open_teachers
+from pipelines.training.warm_start import WarmStart
+from ranking.errors import ConfigError, LogError, UsageError
 from ranking.model.mmoe import MMoE
 
 if TYPE_CHECKING:
@@ -98,10 +99,10 @@ def test_distill_trains_with_the_configuration_of_the_first_run(
     assert not torch.equal(student.output.weight, other.output.weight)
 
 
-def test_training_with_its_targets_as_labels_equals_a_training_with_teachers(
+def test_training_whose_targets_are_the_labels_equals_one_without_teachers(
     shop: Shop, teachers: list[RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Teachers replace what the losses compare with, and nothing else; a resumed training has them, too."""
+    """Teachers replace what the losses compare with, and nothing else."""
     targets, seen = Teachers.targets, []
 
     def keep_labels(self: Teachers, batch: DeviceBatch) -> torch.Tensor:
@@ -126,7 +127,7 @@ def test_teacher_of_other_tasks_is_rejected_before_the_log_is_read(shop: Shop) -
         for name, task in (("sampled", sampled), ("heavy", heavy))
     ]
     shutil.rmtree(shop.log)
-    message = f"{runs[0].path} cannot be combined with .*: tasks.click.keep_negatives is 0.5 instead of 1.0; only"
+    message = f"{runs[0].path} cannot be combined with .*: tasks.click.keep_negatives is 0.5 instead of 1.0; use"
     with pytest.raises(ConfigError, match=message) as caught:
         train(with_teachers(shop.config(), runs[0].path), shop.folder / "run")
     assert "\n" not in str(caught.value)
@@ -138,15 +139,42 @@ def test_teacher_of_other_tasks_is_rejected_before_the_log_is_read(shop: Shop) -
 def test_single_task_teacher_is_rejected(shop: Shop) -> None:
     shop.write(shop.table(200))
     teacher = train(shop.config(model={"gate": {"kind": "single_task"}}), shop.folder / "teacher")
-    with pytest.raises(ConfigError, match="contains an independent model for each task: name the runs of one task"):
+    with pytest.raises(ConfigError, match="contains an independent model for each task: use one of them"):
         train(with_teachers(shop.config(), teacher.path), shop.folder / "run")
 
 
 def test_teacher_of_other_rows_is_rejected(shop: Shop, teachers: list[RunFolder]) -> None:
     shop.write(shop.table(150, seed=4))
-    with pytest.raises(ConfigError, match="was trained on other rows than") as caught:
+    with pytest.raises(ConfigError, match="encodes ids and numbers differently from") as caught:
         train(with_teachers(shop.config(), teachers[0].path), shop.folder / "run")
     assert str(teachers[0].path) in str(caught.value)
+
+
+def test_teacher_that_was_continued_from_another_run_is_rejected(shop: Shop, teachers: list[RunFolder]) -> None:
+    """Its vocabularies are those of the earlier run with new ids behind them."""
+    warm = train(shop.config(), shop.folder / "warm", warm_start=WarmStart(teachers[0], reopen=False))
+    with pytest.raises(ConfigError, match="was continued from another run"):
+        train(with_teachers(shop.config(), warm.path), shop.folder / "run")
+    assert not (shop.folder / "run").exists()
+
+
+def test_finished_training_does_not_need_its_teachers(shop: Shop, teachers: list[RunFolder]) -> None:
+    config = with_teachers(shop.config(), teachers[0].path)
+    run = train(config, shop.folder / "run")
+    shutil.rmtree(teachers[0].path)
+    assert train(config, run.path, resume=True).finished
+
+
+def test_teacher_may_differ_in_what_does_not_concern_its_inputs(shop: Shop, teachers: list[RunFolder]) -> None:
+    teacher = teachers[0].load_config()
+    changed = shop.config(logs={"max_bad_rows": 0.5}, tune={"model.experts": {"low": 2, "high": 4}})
+    assert changed.tune != teacher.tune
+    assert open_teachers(with_teachers(changed, teachers[0].path))[0].path == teachers[0].path
+
+
+def test_teacher_that_is_named_twice_is_rejected(shop: Shop, teachers: list[RunFolder]) -> None:
+    with pytest.raises(UsageError, match="is named twice"):
+        train(with_teachers(shop.config(), teachers[0].path, teachers[0].path), shop.folder / "run")
 
 
 def test_teacher_that_is_no_run_is_rejected(shop: Shop) -> None:
