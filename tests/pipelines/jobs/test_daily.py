@@ -219,6 +219,12 @@ def test_published_day_is_not_repeated(feed: Feed, capsys: pytest.CaptureFixture
     assert feed.record(NINTH)["version"] == 1
 
 
+def test_day_with_teachers_is_rejected(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert feed.daily(TENTH, "--set", "training.teachers=['run']") == 1
+    assert "training.teachers: runs of other days cannot teach a daily training" in capsys.readouterr().err
+    assert not (feed.runs / TENTH.isoformat()).exists()
+
+
 def test_fresh_trains_from_scratch(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     assert feed.daily(TENTH, "--fresh", "--set", "model.experts=3", "--margin", "1") == 0
     assert "2026-01-10: trains from scratch because of --fresh, without the run of version 1" in capsys.readouterr().err

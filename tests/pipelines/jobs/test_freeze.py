@@ -23,11 +23,13 @@ from pipelines.jobs.freeze import (
     freeze_run,
     largest_difference,
 )
+from pipelines.jobs.publish import publish
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import BundleError, ConfigError, LogError, NotConvergedError, OutputError, UsageError
 from ranking.frozen.calibration import Platt, to_probabilities
+from service.models import catalog
 from tests.conftest import Once
 from tests.support.one_model import weights_of
 from tests.support.split_rows import split_rows
@@ -347,6 +349,13 @@ def test_mean_of_runs_is_calibrated_on_its_own_outputs(run: RunFolder, softmax: 
     (task, *_) = ranker.calibration.tasks
     assert isinstance(ranker.calibration.tasks[task], Platt)
     assert not copies[0].calibration.exists()
+
+
+def test_catalog_names_the_gates_of_all_runs(mean: Path, tmp_path: Path) -> None:
+    name, version = publish(mean, tmp_path / "repository")
+    entry = catalog.read_entry(tmp_path / "repository", name, version)
+    assert entry.gate == "dselect_k, softmax"
+    assert entry.selection.num_experts == 8
 
 
 def test_run_that_is_named_twice_is_rejected(run: RunFolder, tmp_path: Path) -> None:

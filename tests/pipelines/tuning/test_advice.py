@@ -98,9 +98,10 @@ def test_fitted_experts_are_the_widest_that_do_not_cost_more(config_file: Path, 
     [
         (['model.gate={kind="single_task"}'], "choose another model.gate.kind"),
         (["model.gate.per_example=true"], "set model.gate.per_example = false"),
+        (["training.teachers=['run']"], "remove training.teachers"),
     ],
 )
-def test_gates_without_a_selection_per_task_are_rejected(
+def test_configurations_without_a_selection_from_labels_are_rejected(
     config_file: Path, tmp_path: Path, settings: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = [word for setting in (*settings, "model.reading=sum") for word in ("--set", setting)]
