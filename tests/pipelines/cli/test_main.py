@@ -371,7 +371,7 @@ def test_freeze_of_unconverged_gate_is_rejected(workflow: Workflow, tmp_path: Pa
     save_file(weights, run / "checkpoints" / "best.safetensors")
     code, out, err = ranker("freeze", run, "--out", tmp_path / "bundle")
     assert (code, out) == (1, "")
-    assert err.startswith("ranker: the gate has not converged: task 'click' selector 0")
+    assert err.startswith(f"ranker: {run}: the gate has not converged: task 'click' selector 0")
     assert not (tmp_path / "bundle").exists()
 
 
