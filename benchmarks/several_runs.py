@@ -51,7 +51,7 @@ def distilled(config: Config, groups: Groups, number: int, work: Path) -> RunFol
 
 def table(config: Config, runs: Groups, means: Sequence[dict[str, Any]], students: Sequence[RunFolder]) -> list[str]:
     """Return the table of metrics as lines of Markdown."""
-    evaluations = [[run.load_evaluation() for run in group] for group in runs]
+    of_runs, size = [run.load_evaluation() for group in runs for run in group], len(runs[0])
     of_students = [run.load_evaluation() for run in students]
     lines = [
         "| task | metric | one run | mean | distilled | mean − one run | distilled − one run |",
@@ -59,16 +59,13 @@ def table(config: Config, runs: Groups, means: Sequence[dict[str, Any]], student
     ]
     for task in config.tasks:
         for metric in METRICS[task.kind]:
-
-            def value(evaluation: dict[str, Any], name: str = task.name, key: str = metric) -> float:
-                return float(evaluation["tasks"][name][key])
-
-            single = [[value(evaluation) for evaluation in group] for group in evaluations]
-            alone = [one for group in single for one in group]
-            mean, student = [value(evaluation) for evaluation in means], [value(one) for one in of_students]
-            cells = [f"{statistics.mean(values):.4f}" for values in (alone, mean, student)]
-            of_groups = [statistics.mean(group) for group in single]
+            single, mean, student = (
+                [evaluation["tasks"][task.name][metric] for evaluation in part]
+                for part in (of_runs, means, of_students)
+            )
+            of_groups = [statistics.mean(single[start : start + size]) for start in range(0, len(single), size)]
             taught = [statistics.mean(student[number :: len(runs)]) for number in range(len(runs))]
+            cells = [f"{statistics.mean(values):.4f}" for values in (single, mean, student)]
             for ours, theirs in ((mean, of_groups), (taught, of_groups)):
                 difference, half_width = paired_interval(ours, theirs)
                 cells.append(f"{'+' if difference >= 0 else ''}{plus_minus(difference, half_width, 4)}")

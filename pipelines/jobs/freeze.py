@@ -30,10 +30,11 @@ from pipelines.runs.same_inputs import require_distinct, require_same_inputs, re
 from pipelines.runs.single_task import joint_record
 from pipelines.training.calibration import fit_calibration
 from pipelines.training.labeled_batch import read_split
-from pipelines.training.model_factory import load_encoder, load_model
+from pipelines.training.model_factory import load_model
 from ranking.artifacts import bundle
 from ranking.artifacts.atomic_files import check_creatable
 from ranking.counters.features import DerivedFeatures
+from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import BundleError, InvalidInputError, LogError, NotConvergedError
@@ -145,14 +146,14 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: S
     schema = config.serving_schema
     tables = load_tables(config.logs, schema)
     reader = LogReader(config.logs.path, schema, tables, until=config.logs.test_until)
-    encoder = load_encoder(run, config)
+    model, encoder = load_model(run, config)
     with joined_columns(reader, encoder.schema, run.features if schema.derived else None) as joined:
         reader = reader.with_joined(joined)
         held_out = _held_out(reader, config.logs)
-        rankers = [_frozen_run(each, tables, held_out) for each in runs]
-        ranker = rankers[0]
+        ranker = _frozen_run(run, model, encoder, tables, held_out)
         if rest:
-            ranker = replace(ranker, models=tuple(model for each in rankers for model in each.models))
+            added = (_frozen_run(each, *load_model(each, each.load_config()), tables, held_out) for each in rest)
+            ranker = replace(ranker, models=(*ranker.models, *(frozen for each in added for frozen in each.models)))
             if any(task.calibration != "none" for task in schema.tasks):
                 batches = read_split(reader, config.logs, encoder, "validation")
                 outputs = ((ranker.outputs(batch.inputs, schema.task_names), batch.labels) for batch in batches)
@@ -189,10 +190,11 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: S
     return ranker
 
 
-def _frozen_run(run: RunFolder, tables: Mapping[Owner, FeatureTable], held_out: pa.Table) -> FrozenRanker:
-    """Freeze a run and verify its scores on held-out rows."""
+def _frozen_run(
+    run: RunFolder, model: MMoE, encoder: Encoder, tables: Mapping[Owner, FeatureTable], held_out: pa.Table
+) -> FrozenRanker:
+    """Freeze the model of a run and verify its scores on held-out rows."""
     config = run.load_config()
-    model, encoder = load_model(run, config)
     per_example = model.gate.per_example
     routed = (config.model.gate, Selection.from_json(run.load_selection())) if per_example else None
     calibration = run.load_calibration()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
@@ -48,35 +46,20 @@ def read_position_encoder(run: RunFolder, config: Config) -> Encoder | None:
     return None if schema is None else Encoder.read(run.position_encoder, schema)
 
 
-def load_encoder(run: RunFolder, config: Config) -> Encoder:
-    """Load the encoder of a run, whose tasks have the run's label bounds.
-
-    Raises:
-        LogError: a file of the run is damaged.
-    """
-    with _as_log_error(run):
-        return Encoder.read(run.encoder, with_label_bounds(config.serving_schema, run.load_label_bounds()))
-
-
 def load_model(run: RunFolder, config: Config) -> tuple[MMoE, Encoder]:
-    """Load a run's best weights in eval mode, with the encoder of the run, see ``load_encoder``.
+    """Load a run's best weights in eval mode, with the encoder of the run, whose tasks have the run's label bounds.
 
     Raises:
         LogError: a file of the run is damaged.
     """
-    encoder = load_encoder(run, config)
-    with _as_log_error(run):
+    try:
+        schema = with_label_bounds(config.serving_schema, run.load_label_bounds())
+        encoder = Encoder.read(run.encoder, schema)
         weights = load_best(run)
         model = build_model(config, encoder, read_position_encoder(run, config))
         model.gate = model.gate.serving_gate()  # best weights always have a final selection
         model.keep_experts(weights["active"].tolist())
         model.load_state_dict(weights)
-    return model.eval(), encoder
-
-
-@contextmanager
-def _as_log_error(run: RunFolder) -> Iterator[None]:
-    try:
-        yield
     except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
         raise LogError(f"{run.path}: the run is damaged or of another version ({error}); train again") from error
+    return model.eval(), encoder
