@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -24,7 +25,6 @@ DEFAULTS: Mapping[str, Range] = {
     "training.learning_rate.trunk": Range(low=1e-5, high=1e-2, log=True),
     "training.learning_rate.gates": Range(low=1e-3, high=1e-1, log=True),
     "training.convergence.gamma": Range(choices=(0.1, 1.0, 10.0)),
-    "model.gate.k": Range(choices=(2, 4)),
     "model.gate.entropy_weight": Range(choices=(0.0, 0.1, 1.0, 10.0)),
     "model.gate.sparsity_weight": Range(low=1e-6, high=10.0, log=True),
     "model.expert_layers": Range(choices=([64], [128], [256])),
@@ -35,10 +35,16 @@ DEFAULTS: Mapping[str, Range] = {
 """Default ranges.
 
 From the DSelect-k paper, appendix D: learning rates 1e-3 … 0.3 under Adagrad (D.1) and 1e-5 … 1e-2 under Adam (D.2),
-γ in {0.1, 1, 10} (D.2), k in {2, 4} and λ in {0.1, 1, 10} (D.1), λ of Gumbel-softmax 1e-6 … 10 (D.1). Ours: the
-learning rate of the gates, λ = 0, towers and readings, and the expert widths and dropout, which the paper fixes at 256
-and 0.5 (D.1).
+γ in {0.1, 1, 10} (D.2), λ in {0.1, 1, 10} (D.1), λ of Gumbel-softmax 1e-6 … 10 (D.1). Ours: the learning rate of the
+gates, λ = 0, towers and readings, and the expert widths and dropout, which the paper fixes at 256 and 0.5 (D.1).
 """
+
+EXPERTS, K, BUDGET = "model.experts", "model.gate.k", "model.gate.experts_budget"
+"""Settings n, k and B, whose values must satisfy k ≤ B ≤ n."""
+K_CHOICES = (2, 4)
+"""Default values of k (paper, appendix D.1)."""
+EXPERTS_FACTORS, BUDGET_FACTORS = (1, 2), (0.5, 1, 2, 4)
+"""Default values of n and B, relative to the configured ones. Ours: the paper has no budget and fixes n at 8 (D.1)."""
 
 DSELECT_K_SETTINGS = {"training.convergence.gamma"}
 """Settings that only ``dselect_k`` gates use."""
@@ -53,12 +59,15 @@ def search_space(config: Config) -> dict[str, Range]:
         ConfigError: a range of ``[tune]`` contains a value that the configuration does not accept; names the setting.
     """
     for path, values in config.tune.items():
-        for value in values.extremes:
+        others = [other for other in (EXPERTS, K, BUDGET) if other in config.tune and other != path]
+        corners = product(*(config.tune[other].extremes for other in others))
+        for value, corner in product(values.extremes, corners):
             try:
-                override(config, {path: value})
+                override(config, {**dict(zip(others, corner, strict=True)), path: value})
             except ConfigError as error:
                 raise ConfigError(f'tune."{path}": {value_text(value)} is not a valid value: {error}') from None
-    return {path: default for path, default in DEFAULTS.items() if _is_applicable(config, path)} | dict(config.tune)
+    defaults = {path: default for path, default in DEFAULTS.items() if _is_applicable(config, path)}
+    return defaults | _expert_counts(config) | dict(config.tune)
 
 
 def suggest(trial: BaseTrial, space: Mapping[str, Range]) -> dict[str, Any]:
@@ -132,6 +141,28 @@ def _contains(values: Range, value: Any) -> bool:
     assert values.high is not None
     whole = isinstance(values.low, int) and isinstance(values.high, int)
     return isinstance(value, int if whole else int | float) and values.low <= value <= values.high
+
+
+def _expert_counts(config: Config) -> dict[str, Range]:
+    """Return the ranges of n, k and B: those of ``[tune]``, and defaults moved so that all satisfy k ≤ B ≤ n."""
+    model, tune = config.model, config.tune
+    if model.gate.kind == "shared_bottom":
+        return {}
+    given_k, given_budgets = (tune[path].extremes if path in tune else () for path in (K, BUDGET))
+    lowest = max((1, *given_k, *given_budgets))
+    ranges = {EXPERTS: tune.get(EXPERTS) or _choices(max(model.experts * factor, lowest) for factor in EXPERTS_FACTORS)}
+    fewest = min(ranges[EXPERTS].extremes)
+    if hasattr(model.gate, "k"):
+        ranges[K] = tune.get(K) or _choices(min((k, fewest, *given_budgets)) for k in K_CHOICES)
+    if model.experts_budget is not None:
+        budgets = (int(model.experts_budget * factor) for factor in BUDGET_FACTORS)
+        largest_k = max(ranges[K].extremes)
+        ranges[BUDGET] = tune.get(BUDGET) or _choices(min(max(budget, largest_k), fewest) for budget in budgets)
+    return ranges
+
+
+def _choices(values: Iterable[int]) -> Range:
+    return Range(choices=tuple(sorted(set(values))))
 
 
 def _is_applicable(config: Config, path: str) -> bool:

@@ -225,7 +225,8 @@ class StudyFolder:
         """Return the configuration that a trial was trained with."""
         if START in trial.user_attrs:
             return override(self.config, {})
-        return override(self.config, suggest(FixedTrial(trial.params), self.space))
+        space = {path: values for path, values in self.space.items() if path in trial.params}
+        return override(self.config, suggest(FixedTrial(trial.params), space))
 
     def importances(self) -> dict[str, float]:
         """Return the importance of each setting for the loss, with sum 1; empty with too few converged trials."""

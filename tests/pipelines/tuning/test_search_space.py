@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipelines.config.config import load_config
 from pipelines.config.types import Range
-from pipelines.tuning.search_space import DEFAULTS, override, search_space, suggest
+from pipelines.tuning.search_space import BUDGET, DEFAULTS, EXPERTS, K, override, search_space, suggest
 from ranking.errors import ConfigError
 from tests.conftest import GATES
 from tests.pipelines.conftest import Shop
@@ -46,8 +49,8 @@ def test_suggest_from_choices_returns_the_original_values() -> None:
 
 def test_search_space_default_ranges_match_appendix_d_of_the_paper(logs: Path) -> None:
     space = search_space(load_config(logs / "ranker.toml"))
-    assert set(space) == set(DEFAULTS) - {"model.gate.sparsity_weight"}
-    assert space["model.gate.k"].choices == (2, 4)
+    assert set(space) == set(DEFAULTS) - {"model.gate.sparsity_weight"} | {EXPERTS, K, BUDGET}
+    assert space[K].choices == (2, 4)
     assert space["training.convergence.gamma"].choices == (0.1, 1.0, 10.0)
     rate = space["training.learning_rate.trunk"]
     assert (rate.low, rate.high, rate.log) == (1e-5, 1e-2, True)
@@ -56,15 +59,54 @@ def test_search_space_default_ranges_match_appendix_d_of_the_paper(logs: Path) -
 @pytest.mark.parametrize("gate", [gate for gate in GATES if "experts" not in gate])
 def test_search_space_contains_only_settings_of_the_gate(logs: Path, gate: str) -> None:
     config = load_config(logs / "ranker.toml", GATES[gate])
-    for path, values in search_space(config).items():
-        for value in values.extremes:
+    space = search_space(config)
+    for path in space.keys() - {EXPERTS, K, BUDGET}:
+        for value in space[path].extremes:
             override(config, {path: value})
-    assert ("training.convergence.gamma" in search_space(config)) == gate.startswith("dselect_k")
-    assert ("model.gate.sparsity_weight" in search_space(config)) == (gate == "gumbel_softmax")
+    assert ("training.convergence.gamma" in space) == gate.startswith("dselect_k")
+    assert ("model.gate.sparsity_weight" in space) == (gate == "gumbel_softmax")
+    assert (EXPERTS in space) == (gate != "shared_bottom")
+    assert (K in space) == gate.startswith(("dselect_k", "softmax_selectors", "top_k"))
+    assert (BUDGET in space) == (gate in ("dselect_k", "dselect_k per example budget", "softmax_selectors"))
 
 
-def test_search_space_omits_a_default_that_is_invalid(logs: Path) -> None:
-    assert "model.gate.k" not in search_space(load_config(logs / "ranker.toml", ["model.experts=3"]))
+def test_search_space_varies_experts_and_budget_around_the_configured_ones(logs: Path) -> None:
+    space = search_space(load_config(logs / "ranker.toml", ["model.experts=24", "model.gate.experts_budget=16"]))
+    assert space[EXPERTS].choices == (24, 48)
+    assert space[BUDGET].choices == (8, 16, 24)
+    space = search_space(load_config(logs / "ranker.toml", ["model.experts=8"]))  # whose budget is 2 by default
+    assert space[BUDGET].choices == (4, 8)
+
+
+COUNTS = st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True)
+
+
+@given(
+    n=st.integers(1, 12),
+    k=st.integers(1, 12),
+    budget=st.none() | st.integers(1, 12),
+    ranges=st.fixed_dictionaries({}, optional={EXPERTS: COUNTS, K: COUNTS, BUDGET: COUNTS}),
+)
+def test_search_space_every_combination_of_expert_counts_is_valid(
+    logs: Path, n: int, k: int, budget: int | None, ranges: dict[str, list[int]]
+) -> None:
+    config = load_config(logs / "ranker.toml")
+    gate = config.model.gate.model_copy(update={"k": k, "experts_budget": budget})
+    model = config.model.model_copy(update={"experts": n, "gate": gate})
+    tune = {path: Range(choices=tuple(values)) for path, values in ranges.items()}
+    try:
+        space = search_space(config.model_copy(update={"model": model, "tune": tune}))
+    except ConfigError:  # the settings contradict each other
+        return
+    assert {path: list(space[path].choices or ()) for path in ranges} == ranges
+    for counts in product(*(space[path].extremes for path in (EXPERTS, K, BUDGET))):
+        override(config, dict(zip((EXPERTS, K, BUDGET), counts, strict=True)))
+
+
+def test_search_space_with_ranges_that_contradict_each_other_names_them(shop: Shop) -> None:
+    with pytest.raises(ConfigError, match=r'tune."model.experts": 4 is not .*experts_budget = 8 exceeds the 4 experts'):
+        search_space(shop.config(model={"experts": 8}, tune={EXPERTS: [4, 16], BUDGET: [4, 8]}))
+    assert search_space(shop.config(model={"experts": 4}, tune={EXPERTS: [8, 16], BUDGET: [4, 8]}))
 
 
 def test_search_space_with_tune_section_replaces_defaults(shop: Shop) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pipelines.config.config import Config, load_config
 from pipelines.runs.run import RunFolder
 from pipelines.tuning import trial
-from pipelines.tuning.search_space import suggest
+from pipelines.tuning.search_space import BUDGET, suggest
 from pipelines.tuning.study import StudyFolder, trial_outcome
 from pipelines.tuning.workers import format_summary, run_worker, summarize
 from ranking.errors import ConfigError, LogError, OutputError, RankerError
@@ -176,9 +176,8 @@ def test_first_trial_trains_the_starting_configuration(shop: Shop, monkeypatch: 
     assert configs[0] == start
     assert all(config != start for config in configs[1:])
     first, second, *_ = study.trials()
-    assert set(second.params) - set(first.params) == {
-        "model.expert_layers", "model.tower_layers", "model.dropout", "training.learning_rate.trunk", "model.gate.k"
-    } & set(second.params)  # fmt: skip
+    outside = "model.expert_layers", "model.tower_layers", "model.dropout", "training.learning_rate.trunk"
+    assert set(second.params) - set(first.params) == {*outside, BUDGET}  # the configuration has no budget of its own
     assert load_config(study.best_file) == start
     assert summarize(study)["start"] == {"trial": 0, "outcome": "converged", "loss": 2.0}
     assert "(trial 0) is the best" in study.best_file.read_text().splitlines()[0]
