@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.config.config import Config, load_config
-from pipelines.config.diff import diff_configs
+from pipelines.config.config import Config
 from pipelines.config.toml import inline_toml
 from pipelines.console import print_status
 from pipelines.evaluation.paired import paired_interval
@@ -27,9 +26,10 @@ from pipelines.training.labeled_batch import LabeledBatch
 from pipelines.training.model_factory import build_model
 from pipelines.training.setup import prepare
 from pipelines.training.task_similarity import group_tasks, members, similarity_of_split
+from pipelines.tuning.claimed_folder import claim_folder
 from pipelines.tuning.search_space import override
-from ranking.artifacts.atomic_files import check_folder, os_error_text, write_json
-from ranking.errors import ConfigError, LogError, OutputError, UsageError
+from ranking.artifacts.atomic_files import write_json
+from ranking.errors import ConfigError, LogError, UsageError
 from ranking.selection import Shape
 
 CURRENT, SHARED = "the configuration", "one bottom for all tasks"
@@ -58,7 +58,7 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
     """
     _check(config)
     config = config.without_test_split()
-    _open(folder, config)
+    claim_folder(folder, config)
 
     def train_all(name: str, settings: Settings, columns_from: RunFolder | None = None) -> list[RunFolder]:
         runs = []
@@ -146,22 +146,6 @@ def _check(config: Config) -> None:
         raise ConfigError("advice is about learning from labels: remove training.teachers")
     if len(config.tasks) < 2:
         raise ConfigError("advice is about tasks that share experts: there is only one task")
-
-
-def _open(folder: Path, config: Config) -> None:
-    """Create the folder, or check that its trainings are of the same configuration."""
-    check_folder(folder)
-    file = folder / "config.toml"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            if any(folder.iterdir()):
-                raise OutputError(f"{folder} has other content: name another folder")
-            config.write(file)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
-    for setting, *_ in diff_configs(load_config(file), config):
-        raise ConfigError(f"{folder} has trainings of another configuration: {setting} differs; name another folder")
 
 
 def _mean_flops(runs: Sequence[RunFolder]) -> float:

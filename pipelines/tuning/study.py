@@ -17,8 +17,6 @@ import fcntl
 import math
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -32,12 +30,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 
 from pipelines.config.config import Config, load_config
-from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
+from pipelines.tuning.claimed_folder import claim_folder, exclusive_lock
 from pipelines.tuning.search_space import override, search_space, starting_params, suggest
-from ranking.artifacts.atomic_files import check_folder, os_error_text
-from ranking.errors import ConfigError, OutputError
-from ranking.schema.value_text import value_text
+from ranking.errors import ConfigError
 
 OUTCOME, REASON, RETRY_OF, START, LOSS = "outcome", "reason", "takes_up", "start", "loss"
 """User attributes in the journal: outcome of a trial, its reason, the abandoned trial that it retries, whether it
@@ -107,22 +103,8 @@ class StudyFolder:
         if config.model.gate.kind == "single_task":
             raise ConfigError("single_task trains a separate model for each task: tune a configuration with one task")
         search_space(config)
-        check_folder(path)
-        file = path / "config.toml"
-        try:
-            (path / "trials").mkdir(parents=True, exist_ok=True)
-            with _file_lock(path / "lock"):
-                if not file.exists():
-                    if (path / "journal").exists() or any((path / "trials").iterdir()):
-                        raise OutputError(f"{path} contains trials but no config.toml: choose another folder")
-                    config.write(file)
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
-        for setting, before, now in diff_configs(load_config(file), config):
-            texts = value_text(before), value_text(now)
-            change = "has changed" if texts[0] == texts[1] else f"was {texts[0]}, now it is {texts[1]}"
-            reason = f"is a study of a different configuration: {setting} {change}"
-            raise ConfigError(f"{path} {reason}; choose another folder")
+        claim_folder(path, config)
+        (path / "trials").mkdir(exist_ok=True)
         return cls(path)
 
     def trials(self) -> list[FrozenTrial]:
@@ -149,7 +131,7 @@ class StudyFolder:
 
     def lease(self, total: int, worker: int) -> TrialLease | None:
         """Lease the next trial to this process; None if ``total`` trials have ended or are running."""
-        with _file_lock(self.path / "lock"):
+        with exclusive_lock(self.path):
             self._recover()
             running = [t for t in self.trials() if t.state == TrialState.RUNNING]
             if len(self.ended_trials()) + len(running) >= total:
@@ -184,7 +166,7 @@ class StudyFolder:
             reason: why it is not converged.
         """
         trial = lease.trial
-        with _file_lock(self.path / "lock"):
+        with exclusive_lock(self.path):
             trial.set_user_attr(OUTCOME, outcome)
             trial.set_user_attr(REASON, reason)
             if math.isfinite(loss):
@@ -265,14 +247,6 @@ def trial_outcome(trial: FrozenTrial) -> str:
     if recorded in STATES and trial.state == STATES[recorded]:  # else the process died after recording the outcome
         return str(recorded)
     return FAILED if RETRY_OF in trial.user_attrs else ABANDONED
-
-
-@contextmanager
-def _file_lock(file: Path) -> Iterator[None]:
-    """Hold an exclusive file lock; the operating system releases it if the process dies."""
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _is_locked(file: Path) -> bool:

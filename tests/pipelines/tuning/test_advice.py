@@ -58,7 +58,7 @@ def test_advice_compares_models_of_equal_cost_and_names_settings_that_train(
     output = capsys.readouterr()
     assert output.out == format_advice(advice) + "\n"
     assert main([*command, "--set", "training.epochs=2"]) != 0
-    assert "training.epochs differs; name another folder" in capsys.readouterr().err
+    assert "training.epochs was 1, now it is 2; name another folder" in capsys.readouterr().err
     assert "training: one bottom per group, seed 1" in output.err
     for name, model in advice["models"].items():
         chosen = format_advice({**advice, "recommended": name})

@@ -1,0 +1,46 @@
+"""A folder whose trainings all start from one configuration, which it holds as ``config.toml``."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipelines.config.config import Config, load_config
+from pipelines.config.diff import diff_configs
+from ranking.artifacts.atomic_files import check_folder, os_error_text
+from ranking.errors import ConfigError, OutputError
+from ranking.schema.value_text import value_text
+
+
+def claim_folder(folder: Path, config: Config) -> None:
+    """Create a folder of a configuration, or check that an existing folder is one of the same configuration.
+
+    Raises:
+        ConfigError: the folder is one of another configuration; names the first setting that differs.
+        OutputError: the folder has other content, or cannot be written.
+    """
+    check_folder(folder)
+    file = folder / "config.toml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(folder):
+            if not file.exists():
+                if any(entry.name != "lock" for entry in folder.iterdir()):
+                    raise OutputError(f"{folder} has other content, but no config.toml: name another folder")
+                config.write(file)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
+    for setting, before, now in diff_configs(load_config(file), config):
+        texts = value_text(before), value_text(now)
+        change = "has changed" if texts[0] == texts[1] else f"was {texts[0]}, now it is {texts[1]}"
+        raise ConfigError(f"{folder} has trainings of another configuration: {setting} {change}; name another folder")
+
+
+@contextmanager
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; the operating system releases it if the process dies."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
