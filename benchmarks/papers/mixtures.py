@@ -20,8 +20,8 @@ from pipelines.config.config import ConvergenceConfig
 from pipelines.training.gate_schedule import GateSchedule
 from pipelines.training.optimizer import learning_rate_factor
 from pipelines.training.regularization import Regularization
-from ranking.gates import Gate
-from ranking.gates.config import GateConfig, build_gate
+from ranking.gates import DSelectK, Gate
+from ranking.gates.config import DSelectKConfig, GateConfig, build_gate
 from ranking.model.mmoe import ForwardOutput
 
 WARMUP = 0.05
@@ -59,6 +59,10 @@ class Problems(nn.Module, ABC):
 
     def examples(self, split: Split, rows: Tensor) -> Tensor | None:  # noqa: ARG002
         """Return what a per-example gate reads [rows, example_width]; None if the gates are static."""
+        return None
+
+    def similar_tasks(self, k: int) -> Tensor | None:  # noqa: ARG002
+        """Return the experts from which each task starts [tasks, k], the same ones for similar tasks; None: random."""
         return None
 
 
@@ -137,6 +141,10 @@ def train(problems: Problems, method: Method, effort: Effort, seed: int, record_
     gate = build_gate(
         method.gate, problems.num_tasks, problems.num_experts, problems.example_width, 0, convergence.gamma
     ).to(device)
+    if isinstance(gate, DSelectK) and isinstance(method.gate, DSelectKConfig) and method.gate.start == "similar_tasks":
+        experts = problems.similar_tasks(gate.k)
+        if experts is not None:
+            gate.start_from(experts)
     optimizer = torch.optim.Adam(
         [{"params": list(gate.parameters())}, {"params": list(problems.parameters())}], fused=True
     )

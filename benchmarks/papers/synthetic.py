@@ -18,6 +18,8 @@ from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
 from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
+from pipelines.training.distributed import DistContext
+from pipelines.training.task_similarity import group_tasks, measure_similarity
 from ranking.gates.config import DSelectKConfig, SoftmaxConfig, SoftmaxSelectorsConfig, TopKConfig
 
 SEEDS = 8
@@ -33,9 +35,10 @@ EFFORT, QUICK = Effort(steps=8_000, batch=512), Effort(steps=30, batch=64)
 GRID = Grid(gate_rates=(1e-1, 3e-2, 1e-2, 3e-3), rates=(4e-1, 2e-1, 1e-1), annealings=(1, 3))
 SCHEDULE = ConvergenceConfig(anneal_from=0.2, anneal_until=0.6, hold_alpha_until=0.3)
 SELECTORS = {"k": K, "overlap_weight": 0.03}
-DSELECT_K, TOP_K = "DSelect-k", "Top-k"
+DSELECT_K, SIMILAR_TASKS, TOP_K = "DSelect-k", "DSelect-k, from similar tasks", "Top-k"
 METHODS = (
-    Method(DSELECT_K, DSelectKConfig(**SELECTORS), convergence=SCHEDULE),
+    Method(DSELECT_K, DSelectKConfig(**SELECTORS, start="random"), convergence=SCHEDULE),
+    Method(SIMILAR_TASKS, DSelectKConfig(**SELECTORS), convergence=SCHEDULE),
     Method(TOP_K, TopKConfig(kind="top_k", k=K), convergence=SCHEDULE),
     Method("Ablation (annealing)", SoftmaxSelectorsConfig(kind="softmax_selectors", **SELECTORS), convergence=SCHEDULE),
     Method(
@@ -82,6 +85,16 @@ class Synthetic(Problems):
         experts = hidden.unflatten(-1, (self.num_experts, UNITS)).sum(-1)
         predicted = experts @ weights.view(self.problems, self.tasks, -1).mT
         return ((predicted - self._y[:, index]).square().mean(1) / self._variance).flatten()
+
+    def similar_tasks(self, k: int) -> Tensor:
+        """Measure which tasks of a problem are alike on all of its training rows, as ``ranker train`` does on a log."""
+        starts = []
+        for x, y in zip(self._x[:, : self.rows["train"]], self._y[:, : self.rows["train"]], strict=True):
+            halves = zip(x.chunk(2), y.chunk(2), torch.ones(len(x)).chunk(2), strict=True)
+            similarity = measure_similarity(halves, DistContext())
+            groups = torch.tensor(group_tasks(similarity, self.num_experts // k))
+            starts.append(k * groups[:, None] + torch.arange(k))
+        return torch.cat(starts)
 
     def jaccard(self, fit: Fit, problem: int) -> tuple[float, float]:
         """Return the mean Jaccard index of the experts of two related tasks, and of two unrelated tasks (0 if none)."""

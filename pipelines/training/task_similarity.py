@@ -20,7 +20,7 @@ from pipelines.console import print_status
 from pipelines.runs.run import RunFolder
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext
-from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
+from pipelines.training.labeled_batch import DeviceBatch
 from ranking.artifacts.atomic_files import write_json
 from ranking.gates import DSelectK
 from ranking.gates.config import DSelectKConfig
@@ -85,12 +85,16 @@ def similarity_of_split(model: MMoE, loader: BatchLoader, batch_size: int, conte
     """
     if loader.steps() < 2:
         return torch.full((model.gate.num_tasks, model.gate.num_tasks), math.nan, dtype=torch.float64)
+    model.eval()
     with closing(loader.epoch(0)) as epoch:
-        return measure_similarity(model, islice(epoch, max(2, -(-ROWS // batch_size))), context)
+        batches = (
+            DeviceBatch.from_labeled(batch, context.device) for batch in islice(epoch, max(2, -(-ROWS // batch_size)))
+        )
+        return measure_similarity(((model.features(b.inputs), b.labels, b.weights) for b in batches), context)
 
 
 @torch.no_grad()
-def measure_similarity(model: MMoE, batches: Iterable[LabeledBatch], context: DistContext) -> Tensor:
+def measure_similarity(batches: Iterable[tuple[Tensor, Tensor, Tensor]], context: DistContext) -> Tensor:
     """Return how alike the functions are that the tasks need [tasks, tasks]: 0 for unrelated tasks, 1 for equal ones.
 
     Ridge regressions predict the tasks' standardized labels from random units, as untrained experts compute them; this
@@ -99,20 +103,19 @@ def measure_similarity(model: MMoE, batches: Iterable[LabeledBatch], context: Di
     A task whose predictor explains hardly more than chance has NaN.
 
     Args:
-        model: the untrained model; left in eval mode.
-        batches: batches of this rank, at least two.
+        batches: batches of this rank, at least two: inputs of the experts [rows, inputs] before batch norm, labels
+            [rows, tasks], which are NaN if masked, and sample weights [rows].
         context: the ranks that train together.
     """
-    model.eval()
     generator = torch.Generator().manual_seed(0)  # the same units on every rank
-    weights = 2 * torch.rand(UNITS, model.shape.inputs + 1, generator=generator) - 1
-    weights = weights.to(context.device) / math.sqrt(model.shape.inputs)
     halves: list[_Sums] = []
-    for position, labeled in enumerate(batches):
-        batch = DeviceBatch.from_labeled(labeled, context.device)
-        x = F.batch_norm(model.features(batch.inputs), None, None, training=True)
+    for position, (features, labels, sample_weights) in enumerate(batches):
+        if position == 0:
+            inputs = features.shape[1]
+            weights = (2 * torch.rand(UNITS, inputs + 1, generator=generator) - 1).to(features) / math.sqrt(inputs)
+        x = F.batch_norm(features, None, None, training=True)
         units = F.relu(F.linear(x, weights[:, 1:], weights[:, 0]))
-        sums = _Sums.of(units, batch.labels, batch.weights)
+        sums = _Sums.of(units, labels, sample_weights)
         if position < 2:
             halves.append(sums)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import pytest
 import torch
@@ -51,9 +52,18 @@ def test_random_jaccard_is_the_mean_over_all_pairs_of_choices(experts: int) -> N
     assert random_jaccard(experts) == pytest.approx(sum(len(a & b) / len(a | b) for a, b in pairs) / len(pairs))
 
 
-def test_training_with_repeated_annealings_ends_with_an_exact_selection() -> None:
+def test_similar_tasks_of_each_problem_are_those_of_its_groups() -> None:
+    problems = Synthetic(range(2), 32, {"train": 20_000, "validation": 1, "test": 1})
+    start = problems.similar_tasks(GROUP_EXPERTS)
+    assert start.tolist() == [list(range(task % 32 // 16 * 4, task % 32 // 16 * 4 + 4)) for task in range(64)]
+
+
+@pytest.mark.parametrize("start", ["random", "similar_tasks"])
+def test_training_with_repeated_annealings_ends_with_an_exact_selection(
+    start: Literal["random", "similar_tasks"],
+) -> None:
     problems = Synthetic(range(2), 32, ROWS)
-    method = Method("x", DSelectKConfig(k=4, overlap_weight=0.03), 0.01, 0.1, SCHEDULE, annealings=3)
+    method = Method("x", DSelectKConfig(k=4, overlap_weight=0.03, start=start), 0.01, 0.1, SCHEDULE, annealings=3)
     fit = train(problems, method, Effort(steps=300, batch=128), seed=0)
     assert 1 <= (fit.weights > 0).sum(1).min() <= (fit.weights > 0).sum(1).max() <= 4
     assert evaluate(problems, fit, "validation").mean() < 0.5  # 1 is the error of a constant.

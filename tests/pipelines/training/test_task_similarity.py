@@ -11,56 +11,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipelines.config.config import Config, load_config
 from pipelines.datasets.conflict import TASKS, generate
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
-from pipelines.training.labeled_batch import LabeledBatch
 from pipelines.training.task_similarity import group_tasks, measure_similarity
-from ranking.encoding.batch import EncodedBatch
-from ranking.encoding.bins import Bins
-from ranking.encoding.torch_batch import TorchBatch
-from ranking.model.dense_inputs import DenseInputs
-from ranking.model.mmoe import MMoE, ModelConfig
 
 INPUTS, BATCH, BATCHES = 4, 500, 10
-NO_BINS = Bins(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.float32))
 WITHOUT_EVALUATION = ["evaluation.baselines=[]", "evaluation.bootstrap=0"]
-
-
-class NoEmbeddings(nn.Module):
-    """Embeddings of a model without ids."""
-
-    width = 0
-
-    def forward(self, batch: TorchBatch) -> Tensor:
-        return batch.dense[:, :0]
-
-
-def model() -> MMoE:
-    torch.manual_seed(0)
-    config = ModelConfig(experts=4, expert_layers=(80,))
-    return MMoE(config, 1, NoEmbeddings(), DenseInputs(INPUTS, NO_BINS))  # type: ignore[arg-type]
 
 
 def batches(
     x: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], weights: npt.NDArray[np.float64] | None = None
-) -> list[LabeledBatch]:
-    """Return the rows as batches, with labels [rows, tasks] and sample weights [rows]."""
+) -> list[tuple[Tensor, ...]]:
+    """Return the rows as batches of inputs, labels [rows, tasks] and sample weights [rows]."""
     weights = np.ones(len(x)) if weights is None else weights
-    no_ids = np.zeros((BATCH, 0), np.int64)
-    return [
-        LabeledBatch(
-            EncodedBatch(no_ids, (), part[0].astype(np.float32), no_ids.astype(np.bool_)),
-            part[1].astype(np.float32),
-            np.zeros(BATCH, np.int64),
-            part[2].astype(np.float32),
-        )
-        for part in zip(*(np.split(values, BATCHES) for values in (x, labels, weights)), strict=True)
-    ]
+    return list(zip(*(torch.tensor(values).float().split(BATCH) for values in (x, labels, weights)), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +41,7 @@ def inputs() -> npt.NDArray[np.float64]:
 def similarity(
     x: npt.NDArray[np.float64], *labels: npt.NDArray[np.float64], weights: npt.NDArray[np.float64] | None = None
 ) -> Tensor:
-    return measure_similarity(model(), batches(x, np.stack(labels, 1), weights), DistContext())
+    return measure_similarity(batches(x, np.stack(labels, 1), weights), DistContext())
 
 
 def noisy(values: npt.NDArray[np.float64], seed: int) -> npt.NDArray[np.float64]:
@@ -157,9 +126,9 @@ def test_ranks_measure_what_one_process_does(inputs: npt.NDArray[np.float64]) ->
         def sum(self, values: Tensor) -> Tensor:
             return values + Collected.others.pop(0)
 
-    measure_similarity(model(), ranks[0], Collected())
-    found = measure_similarity(model(), ranks[1], Added())
-    torch.testing.assert_close(found, measure_similarity(model(), parts[:8], DistContext()), rtol=1e-5, atol=1e-5)
+    measure_similarity(ranks[0], Collected())
+    found = measure_similarity(ranks[1], Added())
+    torch.testing.assert_close(found, measure_similarity(parts[:8], DistContext()), rtol=1e-5, atol=1e-5)
 
 
 @given(st.integers(2, 12), st.integers(1, 12), st.integers(0, 1_000))
