@@ -244,18 +244,20 @@ def plot(results: dict[str, Any]) -> Figure:
 
 def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
     """Return the claims of the paper, and whether they held at the largest number of tasks."""
-    methods: dict[str, Any] = results["methods"]
-    size = list(methods[TOP_K]["tasks"])[-1]
-    ours = methods[DSELECT_K]["tasks"][size]
+    size = list(results["methods"][TOP_K]["tasks"])[-1]
+    at_size = {name: method["tasks"][size] for name, method in results["methods"].items()}
 
-    def difference(key: str, rival: str) -> tuple[float, float]:
-        return paired_interval(ours[key], methods[rival]["tasks"][size][key])
+    def difference(key: str, name: str, rival: str) -> tuple[float, float]:
+        return paired_interval(at_size[name][key], at_size[rival][key])
 
-    error, error_half = difference("error", TOP_K)
-    related, related_half = difference("related", TOP_K)
-    ablations = [difference("error", name) for name in methods if name.startswith("Ablation")]
-    return [
-        (f"DSelect-k has a lower error than Top-k at {size} tasks", error + error_half < 0),
-        (f"related tasks share more experts than with Top-k at {size} tasks", related - related_half > 0),
-        (f"DSelect-k has a lower error than both ablations at {size} tasks", all(d + h < 0 for d, h in ablations)),
-    ]
+    found = []
+    for name in (DSELECT_K, SIMILAR_TASKS):
+        error, error_half = difference("error", name, TOP_K)
+        related, related_half = difference("related", name, TOP_K)
+        ablations = [difference("error", name, rival) for rival in at_size if rival.startswith("Ablation")]
+        found += [
+            (f"{name}: a lower error than Top-k at {size} tasks", error + error_half < 0),
+            (f"{name}: related tasks share more experts than with Top-k at {size} tasks", related - related_half > 0),
+            (f"{name}: a lower error than both ablations at {size} tasks", all(d + h < 0 for d, h in ablations)),
+        ]
+    return found
