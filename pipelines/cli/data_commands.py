@@ -139,6 +139,10 @@ def _check_command(arguments: argparse.Namespace) -> None:
 
     config = load_config(arguments.config, [*arguments.overrides, *bad_row_limit(arguments)])
     search_space(config)  # checks [tune]
+    if config.training.teachers:
+        from pipelines.training.teachers import open_teachers
+
+        open_teachers(config)
     result = check(config, arguments.quarantine, suggest=arguments.suggest)
     print(dump_json(result.to_json()) if arguments.json else result.to_text())
     result.require_usable()

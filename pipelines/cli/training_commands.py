@@ -44,7 +44,12 @@ def add_commands(commands: CommandGroup) -> None:
     advise = commands.add(
         "advise", "measure which gate and experts of equal cost suit a log, without its test split", _advise_command
     )
-    advise.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    advise.add_argument(
+        "source",
+        type=Path,
+        metavar="CONFIG|RUN",
+        help="configuration; of a run, 'ranker evaluate' and its report then show the advice",
+    )
     advise.add_argument(
         "--work", type=Path, required=True, metavar="DIR", help="folder of the trainings; finished ones are reused"
     )
@@ -136,11 +141,16 @@ def _train_command(arguments: argparse.Namespace) -> None:
 def _distill_command(arguments: argparse.Namespace) -> None:
     from pipelines.config.config import load_config
     from pipelines.config.toml import inline_toml
+    from pipelines.console import print_status
     from pipelines.runs.run import RunFolder
 
     runs = [RunFolder.open(path) for path in arguments.teachers]
     teachers = inline_toml([str(run.path.absolute()) for run in runs])
-    _train(arguments, load_config(runs[0].config, [*arguments.overrides, f"training.teachers={teachers}"]), None)
+    config = load_config(runs[0].config, [*arguments.overrides, f"training.teachers={teachers}"])
+    for run in runs:
+        if run.load_config().training.seed == config.training.seed and not arguments.resume:
+            print_status(f"the model starts from the seed of {run.path}; --set training.seed=N gives it another start")
+    _train(arguments, config, None)
 
 
 def _train(arguments: argparse.Namespace, config: Config, warm: WarmStart | None) -> None:
@@ -171,13 +181,20 @@ def _train(arguments: argparse.Namespace, config: Config, warm: WarmStart | None
 
 def _advise_command(arguments: argparse.Namespace) -> None:
     from pipelines.config.config import load_config
+    from pipelines.report.page import write_report
+    from pipelines.runs.run import RunFolder
 
     if arguments.seeds < 2:
         raise UsageError("--seeds 1: an interval needs at least two trainings of each model")
-    config = load_config(arguments.config, arguments.overrides)
+    run = RunFolder.open(arguments.source) if arguments.source.is_dir() else None
+    config = load_config(arguments.source if run is None else run.config, arguments.overrides)
     from pipelines.tuning.advice import advise, format_advice
 
     advice = advise(config, arguments.work, arguments.seeds)
+    if run is not None and not arguments.overrides:
+        run.add_to_evaluation("advice", advice)
+        if run.report.exists():
+            write_report(run.path)
     print(dump_json(advice) if arguments.json else format_advice(advice))
 
 
@@ -211,9 +228,11 @@ def _evaluate_command(arguments: argparse.Namespace) -> None:
         baselines=True,
         importance=arguments.importance,
     )
+    run = RunFolder(arguments.source)
+    if arguments.logs is None and run.evaluation.exists() and "advice" in run.load_evaluation():
+        evaluation["advice"] = run.load_evaluation()["advice"]
     print(dump_json(evaluation) if arguments.json else format_evaluation(evaluation))
     if arguments.importance and arguments.logs is None:  # the test split of a run
-        run = RunFolder.open(arguments.source)
         run.add_to_evaluation("importance", evaluation["importance"])
         if run.report.exists():
             write_report(run.path)

@@ -24,7 +24,7 @@ RARE = {"auc": "a positive, or a negative", "rmse": "a label"}
 
 
 def format_evaluation(evaluation: Mapping[str, Any]) -> str:
-    """Format the result of ``evaluate``: verdict, tasks, baselines, calibration, slices, importance, gates."""
+    """Format the result of ``evaluate``: verdict, tasks, baselines, calibration, slices, importance, gates, advice."""
     tasks = evaluation["tasks"]
     blocks = _task_tables(tasks, evaluation["ndcg_at"])
     bad_rows = sum(evaluation.get("bad_rows", {}).values())
@@ -44,6 +44,8 @@ def format_evaluation(evaluation: Mapping[str, Any]) -> str:
         blocks += format_importance(evaluation["importance"])
     if evaluation.get("gates"):
         blocks.append([format_gates(evaluation["gates"])])
+    if evaluation.get("advice"):
+        blocks.append([f"advice: {evaluation['advice']['verdict']}"])
     return "\n\n".join("\n".join(block) for block in blocks)
 
 

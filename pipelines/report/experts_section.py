@@ -18,7 +18,9 @@ READINGS = {
     "side_by_side": " A tower reads the outputs of its experts side by side.",
 }
 """Sentence of each ``model.reading``."""
-ADVICE = " 'ranker advise' measures whether separate networks or another selection of equal cost suit the log better."
+ADVICE = (
+    "'ranker advise RUN --work DIR' measures whether separate networks or another selection of equal cost are better."
+)
 MAX_COLUMNS_WITH_NUMBERS = 16
 """Maximum number of heatmap columns whose cells are wide enough for a number."""
 
@@ -32,6 +34,7 @@ def selected_experts(run_data: RunData) -> Section:
         omitted = "Each task has a separate model, so no expert is shared. The next section shows the cost."
         return Section("selection", title, omitted=omitted)
     weights = {task: {int(e): w for e, w in row.items()} for task, row in selection["tasks"].items()}
+    advice = (run_data.evaluation or {}).get("advice")
     experts, per_example = range(selection["num_experts"]), selection["per_example"]
     totals = {expert: sum(row.get(expert, 0.0) for row in weights.values()) for expert in experts}
     use = [
@@ -49,7 +52,7 @@ def selected_experts(run_data: RunData) -> Section:
         "Rows are tasks, columns are experts; darker cells have larger weights."
         + (" This gate is per example: the weights are means over the validation rows." if per_example else "")
         + READINGS[selection.get("reading", "sum")]
-        + ("" if per_example or len(weights) < 2 else ADVICE),
+        + ("" if per_example or len(weights) < 2 else f" {advice['verdict'] if advice else ADVICE}"),
         {
             "weights": weights,
             "experts": list(experts),

@@ -28,14 +28,20 @@ def require_same_settings(config: Config, run: RunFolder) -> None:
     """
     other = run.load_config()
     if isinstance(other.model.gate, SingleTaskConfig):
-        folders = ", ".join(str(run.task_folder(task)) for task in other.task_names)
-        raise ConfigError(f"{run.path} contains an independent model for each task: use one of them ({folders})")
+        raise ConfigError(
+            f"{run.path} contains an independent model for each task: use one of them, such as "
+            f"{run.task_folder(other.task_names[0])}"
+        )
     for name, here, there in diff_configs(config, other):
         is_loss_weight = name.startswith("tasks.") and name.endswith(".weight")
         if not (name.startswith(OWN_SECTIONS) or name in OWN_SETTINGS or is_loss_weight):
+            if there is None or here is None:
+                difference = f"{name} is missing {'there' if there is None else 'in the others'}"
+            else:
+                difference = f"{name} is {value_text(there)} instead of {value_text(here)}"
             raise ConfigError(
-                f"{run.path} cannot be combined with the other runs: {name} is {value_text(there)} instead of "
-                f"{value_text(here)}; use runs with the same log, features and tasks"
+                f"{run.path} cannot be combined with the other runs: {difference}; use runs with the same log, "
+                "features and tasks"
             )
 
 

@@ -17,7 +17,7 @@ from pipelines.runs.run import RunFolder
 from pipelines.runs.same_inputs import require_distinct, require_same_inputs, require_same_settings
 from pipelines.training.labeled_batch import DeviceBatch
 from pipelines.training.model_factory import load_model
-from ranking.errors import ConfigError
+from ranking.errors import ConfigError, LogError, UsageError
 from ranking.schema import Task
 
 LABEL_SHARE = 0.5
@@ -62,8 +62,11 @@ def open_teachers(config: Config) -> list[RunFolder]:
         UsageError: a teacher is named twice.
         LogError: a teacher is not a finished run.
     """
-    runs = [RunFolder.open(path) for path in config.training.teachers]
-    require_distinct(runs)
+    try:
+        runs = [RunFolder.open(path) for path in config.training.teachers]
+        require_distinct(runs)
+    except (LogError, UsageError) as error:
+        raise type(error)(f"training.teachers: {error}") from None
     for run in runs:
         require_same_settings(config, run)
         if run.load_selection()["trained_rows"] > run.load_survey()["rows"]["train"]:

@@ -30,6 +30,7 @@ from pipelines.tuning.claimed_folder import claim_folder
 from pipelines.tuning.search_space import override
 from ranking.artifacts.atomic_files import write_json
 from ranking.errors import ConfigError, LogError, UsageError
+from ranking.model.mmoe import ModelConfig
 from ranking.selection import Shape
 
 CURRENT, SHARED = "the configuration", "one bottom for all tasks"
@@ -77,7 +78,7 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
     similarity, inputs = _inspect(config, first)
     groups = members(config.task_names, group_tasks(similarity, len(config.tasks)))
     flops = _mean_flops(runs[CURRENT])
-    rivals = {}
+    rivals: dict[str, Settings] = {}
     for name, settings in _rivals(len(groups)).items():
         fitted = fit_experts(config, settings, flops, inputs)
         if fitted is None:
@@ -86,7 +87,9 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
             rivals[name] = fitted
     if SHARED not in rivals:
         raise ConfigError(f"the configuration costs {flops:,.0f} FLOPs per row, less than any rival: widen its experts")
-    runs |= {name: train_all(name, settings, first) for name, settings in rivals.items()}
+    for name, settings in rivals.items():
+        is_same = override(config, settings).model == config.model
+        runs[name] = runs[CURRENT] if is_same else train_all(name, settings, first)
     losses = {name: [_validation_losses(run) for run in trained] for name, trained in runs.items()}
     unlabeled = [task for task in config.task_names if any(base[task] <= 0 for base in losses[SHARED])]
     labeled = [task for task in config.task_names if task not in unlabeled]
@@ -99,6 +102,7 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
         ]
         for name, values in losses.items()
     }
+    recommended = recommend(changes)
     result = {
         "groups": groups,
         "seeds": seeds,
@@ -107,13 +111,15 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
         "models": {
             name: {
                 "settings": rivals.get(name, {}),
+                "runs": [run.path.name for run in runs[name]],
                 "flops": _mean_flops(runs[name]),
                 "change": dict(zip(("mean", "half_width"), paired_interval(values, changes[SHARED]), strict=True)),
             }
             for name, values in sorted(changes.items(), key=lambda item: statistics.mean(item[1]))
         },
-        "recommended": recommend(changes),
+        "recommended": recommended,
     }
+    result["verdict"] = _verdict(result, config.model)
     write_json(result, folder / "advice.json")
     return result
 
@@ -209,17 +215,43 @@ def _validation_losses(run: RunFolder) -> dict[str, float]:
     return losses
 
 
+def _verdict(advice: Mapping[str, Any], model: ModelConfig) -> str:
+    """Say in sentences whether separate bottoms beat a shared one of equal cost, and which model is recommended."""
+    models, recommended = advice["models"], advice["recommended"]
+    if SEPARATE in models:
+        change, half_width = models[SEPARATE]["change"].values()
+        order = "does not differ certainly from"
+        if abs(change) > half_width:
+            order = "is ahead of" if change < 0 else "is behind"
+        percent = _percent(models[SEPARATE]["change"])
+        separate = f"One bottom per group {order} {SHARED} of equal cost ({percent} validation loss)."
+    elif len(advice["groups"]) == 1:
+        separate = "All tasks are alike, so that there is nothing to separate."
+    else:
+        separate = "One bottom per group costs more than the configuration."
+    doubt = ""
+    if recommended == CURRENT:
+        counts = {"k": getattr(model.gate, "k", None), "experts_budget": model.experts_budget}
+        named = "".join(f", {name} = {count}" for name, count in counts.items() if count is not None)
+        doubt = (
+            f" (reading = {model.reading}, experts = {model.num_experts}{named}), because no rival is certainly better"
+        )
+    return f"{separate} Recommended: {recommended}{doubt}."
+
+
+def _percent(change: Mapping[str, float]) -> str:
+    return f"{change['mean']:+.2f} % ± {change['half_width']:.2f} %"
+
+
 def format_advice(advice: Mapping[str, Any]) -> str:
     """Format the result of ``advise`` for a terminal."""
     rows = [["model", "FLOPs", "validation loss"]]
     for name, model in advice["models"].items():
-        change = model["change"]
-        text = "–" if name == SHARED else f"{change['mean']:+.2f} % ± {change['half_width']:.2f} %"
-        rows.append([name, f"{model['flops']:,.0f}", text])
-    recommended = advice["recommended"]
-    settings = advice["models"][recommended]["settings"]
+        if model["settings"] and model["runs"] == advice["models"][CURRENT]["runs"]:
+            name += ", which is the configuration"
+        rows.append([name, f"{model['flops']:,.0f}", "–" if name == SHARED else _percent(model["change"])])
+    settings = advice["models"][advice["recommended"]]["settings"]
     options = "".join(f"\n  --set '{key}={inline_toml(value)}'" for key, value in settings.items())
-    doubt = ", because no rival is certainly better" if recommended == CURRENT else ""
     return "\n".join(
         [
             f"groups of similar tasks: {'; '.join(map(', '.join, advice['groups']))}",
@@ -229,6 +261,6 @@ def format_advice(advice: Mapping[str, Any]) -> str:
             f"FLOPs: frozen, per row with all tasks. Validation loss: change from that of {SHARED}, mean of the tasks, "
             f"with its 95 % interval over {advice['seeds']} seeds.",
             *(f"Left out, without labels in the validation split: {task}" for task in advice["without_labels"]),
-            f"Recommended: {recommended}{doubt}{options}",
+            f"{advice['verdict']}{options}",
         ]
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipelines.config.config import Config, load_config
 from pipelines.config.diff import diff_configs
+from pipelines.runs.run import RunFolder
 from ranking.artifacts.atomic_files import check_folder, os_error_text
 from ranking.errors import ConfigError, OutputError
 from ranking.schema.value_text import value_text
@@ -19,9 +20,11 @@ def claim_folder(folder: Path, config: Config) -> None:
 
     Raises:
         ConfigError: the folder is one of another configuration; names the first setting that differs.
-        OutputError: the folder has other content, or cannot be written.
+        OutputError: the folder has other content, such as a run, or cannot be written.
     """
     check_folder(folder)
+    if RunFolder(folder).checkpoints.exists():
+        raise OutputError(f"{folder} is a run folder: name another folder")
     file = folder / "config.toml"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,9 +33,15 @@ def claim_folder(folder: Path, config: Config) -> None:
                 if any(entry.name != "lock" for entry in folder.iterdir()):
                     raise OutputError(f"{folder} has other content, but no config.toml: name another folder")
                 config.write(file)
+            difference = next(diff_configs(load_config(file), config), None)
+            if difference is not None and all(training.parent == folder for training in folder.rglob("config.toml")):
+                (folder / "journal").unlink(missing_ok=True)  # every earlier command failed before its first training
+                config.write(file)
+                difference = None
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
-    for setting, before, now in diff_configs(load_config(file), config):
+    if difference is not None:
+        setting, before, now = difference
         texts = value_text(before), value_text(now)
         change = "has changed" if texts[0] == texts[1] else f"was {texts[0]}, now it is {texts[1]}"
         raise ConfigError(f"{folder} has trainings of another configuration: {setting} {change}; name another folder")

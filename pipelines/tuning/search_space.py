@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +27,17 @@ DEFAULTS: Mapping[str, Range] = {
     "training.convergence.gamma": Range(choices=(0.1, 1.0, 10.0)),
     "model.gate.entropy_weight": Range(choices=(0.0, 0.1, 1.0, 10.0)),
     "model.gate.sparsity_weight": Range(low=1e-6, high=10.0, log=True),
-    "model.expert_layers": Range(choices=([64], [128], [256])),
-    "model.tower_layers": Range(choices=([16], [64], [128])),
     "model.reading": Range(choices=("sum", "scaled", "side_by_side")),
     "model.dropout": Range(choices=(0.0, 0.25, 0.5)),
 }
-"""Default ranges.
+"""Default ranges, which are extended by the configured value.
 
 From the DSelect-k paper, appendix D: learning rates 1e-3 … 0.3 under Adagrad (D.1) and 1e-5 … 1e-2 under Adam (D.2),
 γ in {0.1, 1, 10} (D.2), λ in {0.1, 1, 10} (D.1), λ of Gumbel-softmax 1e-6 … 10 (D.1). Ours: the learning rate of the
-gates, λ = 0, towers and readings, and the expert widths and dropout, which the paper fixes at 256 and 0.5 (D.1).
+gates, λ = 0, readings, and dropout, which the paper fixes at 0.5 (D.1).
 """
+LAYERS, LAYERS_FACTORS = ("model.expert_layers", "model.tower_layers"), (0.5, 1, 2)
+"""Widths, and their default values relative to the configured ones. Ours: the paper has experts of 256 units (D.1)."""
 
 EXPERTS, K, BUDGET = "model.experts", "model.gate.k", "model.gate.experts_budget"
 """Settings n, k and B, whose values must satisfy k ≤ B ≤ n."""
@@ -48,8 +48,8 @@ EXPERTS_FACTORS, BUDGET_FACTORS = (1, 2), (0.5, 1, 2, 4)
 
 DSELECT_K_SETTINGS = {"training.convergence.gamma"}
 """Settings that only ``dselect_k`` gates use."""
-STATIC_GATE_SETTINGS = {"training.learning_rate.gates"}
-"""Settings that per-example gates do not use."""
+STATIC_GATE_SETTINGS = {"training.learning_rate.gates", "model.reading"}
+"""Settings of gates that select experts per task: not of per-example gates, and not of a shared bottom."""
 
 
 def search_space(config: Config) -> dict[str, Range]:
@@ -58,16 +58,18 @@ def search_space(config: Config) -> dict[str, Range]:
     Raises:
         ConfigError: a range of ``[tune]`` contains a value that the configuration does not accept; names the setting.
     """
+    counts = [path for path in (EXPERTS, K, BUDGET) if path in config.tune]
     for path, values in config.tune.items():
-        others = [other for other in (EXPERTS, K, BUDGET) if other in config.tune and other != path]
-        corners = product(*(config.tune[other].extremes for other in others))
-        for value, corner in product(values.extremes, corners):
-            try:
-                override(config, {**dict(zip(others, corner, strict=True)), path: value})
-            except ConfigError as error:
-                raise ConfigError(f'tune."{path}": {value_text(value)} is not a valid value: {error}') from None
-    defaults = {path: default for path, default in DEFAULTS.items() if _is_applicable(config, path)}
-    return defaults | _expert_counts(config) | dict(config.tune)
+        _check(config, path, values, [])
+    for path in counts:
+        _check(config, path, config.tune[path], [other for other in counts if other != path])
+    defaults = {path: _including(values, _configured_value(config, path)) for path, values in DEFAULTS.items()}
+    for path in LAYERS:
+        widths = _configured_value(config, path)
+        layers = [[max(1, round(width * factor)) for width in widths] for factor in LAYERS_FACTORS]
+        defaults[path] = Range(choices=tuple(layer for i, layer in enumerate(layers) if layer not in layers[:i]))
+    applicable = {path: values for path, values in defaults.items() if _is_applicable(config, path, values)}
+    return applicable | _expert_counts(config) | dict(config.tune)
 
 
 def suggest(trial: BaseTrial, space: Mapping[str, Range]) -> dict[str, Any]:
@@ -114,6 +116,42 @@ def override(config: Config, values: Mapping[str, Any]) -> Config:
     return overridden
 
 
+def _check(config: Config, path: str, values: Range, others: Sequence[str]) -> None:
+    """Check an entry of ``[tune]`` together with every value of other entries, which are numbers of experts.
+
+    Raises:
+        ConfigError: names the entry and its first invalid value.
+    """
+    if path == "model.gate.kind":
+        raise ConfigError(f'tune."{path}": kinds have different settings; tune a configuration of each kind')
+    fixed = _widest_counts(config) if path in (EXPERTS, K, BUDGET) else {}
+    for value, corner in product(values.extremes, product(*(config.tune[other].extremes for other in others))):
+        try:
+            override(config, {**fixed, **dict(zip(others, corner, strict=True)), path: value})
+        except ConfigError as error:
+            raise ConfigError(f'tune."{path}": {value_text(value)} is not a valid value: {error}') from None
+
+
+def _widest_counts(config: Config) -> dict[str, int | None]:
+    """Return values of n, k and B that leave most room for the others, because defaults are moved to fit ``[tune]``."""
+    given = [value for path in (K, BUDGET) if path in config.tune for value in config.tune[path].extremes]
+    counts: dict[str, int | None] = {EXPERTS: max((config.model.experts, *(n for n in given if isinstance(n, int))))}
+    if hasattr(config.model.gate, "k"):
+        counts[K] = 1
+    if config.model.experts_budget is not None:
+        counts[BUDGET] = None
+    return counts
+
+
+def _including(values: Range, configured: Any) -> Range:
+    """Return a range extended by the configured value, so that a search contains its start."""
+    if configured is None or _contains(values, configured) or (values.log and configured <= 0):
+        return values
+    if values.choices is not None:
+        return Range(choices=(*values.choices, configured))
+    return Range(low=min(values.low, configured), high=max(values.high, configured), log=values.log)
+
+
 def _suggest_value(trial: BaseTrial, path: str, values: Range) -> Any:
     if values.choices is not None:  # Optuna stores plain values only, so a list is represented by its JSON text
         by_text = {json.dumps(choice): choice for choice in values.choices}
@@ -153,7 +191,8 @@ def _expert_counts(config: Config) -> dict[str, Range]:
     ranges = {EXPERTS: tune.get(EXPERTS) or _choices(max(model.experts * factor, lowest) for factor in EXPERTS_FACTORS)}
     fewest = min(ranges[EXPERTS].extremes)
     if hasattr(model.gate, "k"):
-        ranges[K] = tune.get(K) or _choices(min((k, fewest, *given_budgets)) for k in K_CHOICES)
+        ks = (*K_CHOICES, model.gate.k)
+        ranges[K] = tune.get(K) or _choices(min((k, fewest, *given_budgets)) for k in ks)
     if model.experts_budget is not None:
         budgets = (int(model.experts_budget * factor) for factor in BUDGET_FACTORS)
         largest_k = max(ranges[K].extremes)
@@ -165,15 +204,16 @@ def _choices(values: Iterable[int]) -> Range:
     return Range(choices=tuple(sorted(set(values))))
 
 
-def _is_applicable(config: Config, path: str) -> bool:
+def _is_applicable(config: Config, path: str, values: Range) -> bool:
     """Return whether the configured gate has the setting and accepts every default value of it."""
     gate = config.model.gate
     if path in DSELECT_K_SETTINGS and gate.kind != "dselect_k":
         return False
-    if path in STATIC_GATE_SETTINGS and (gate.kind == "shared_bottom" or getattr(gate, "per_example", False)):
+    selects_per_task = gate.kind not in ("shared_bottom", "attentive") and not getattr(gate, "per_example", False)
+    if path in STATIC_GATE_SETTINGS and not selects_per_task:
         return False
     try:
-        for value in DEFAULTS[path].extremes:
+        for value in values.extremes:
             override(config, {path: value})
     except ConfigError:
         return False

@@ -58,6 +58,6 @@ def test_run_of_an_earlier_version_with_contradicting_settings_is_loaded(shop: S
 
 
 def test_study_does_not_search_more_experts_per_task_than_the_budget(shop: Shop) -> None:
-    model = {"experts": 8, "gate": {"k": 2, "experts_budget": 3}}
-    with pytest.raises(ConfigError, match="k = 4 exceeds experts_budget = 3"):
-        search_space(shop.config(model=model, tune={"model.gate.k": [2, 4]}))
+    tune = {"model.gate.k": [2, 4], "model.gate.experts_budget": [3]}
+    with pytest.raises(ConfigError, match=r"k = 4 exceeds experts_budget = 3"):
+        search_space(shop.config(model={"experts": 8}, tune=tune))

@@ -119,7 +119,11 @@ def test_selected_experts_say_how_towers_read_them(
     selection = {key: value for key, value in data.selection.items() if key != "reading"}
     selection |= {} if reading is None else {"reading": reading}
     about = experts_section.selected_experts(replace(data, selection=selection)).about
-    assert about.removesuffix(experts_section.ADVICE).endswith(sentence)
+    assert about.removesuffix(f" {experts_section.ADVICE}").endswith(sentence)
+    advised = replace(
+        data, selection=selection, evaluation={**(data.evaluation or {}), "advice": {"verdict": "Found."}}
+    )
+    assert experts_section.selected_experts(advised).about.endswith(f"{sentence} Found.")
 
 
 def test_selected_experts_show_the_similarity_that_the_training_started_from(

@@ -88,7 +88,9 @@ def test_distill_trains_with_the_configuration_of_the_first_run(
     folder = shop.folder / "student"
     names = [str(run.path) for run in teachers]
     assert main(["distill", *names, "--run", str(folder), "--set", "training.seed=7"]) == 0
-    assert capsys.readouterr().out.endswith(f"{folder}\n")
+    printed = capsys.readouterr()
+    assert printed.out.endswith(f"{folder}\n")
+    assert "starts from the seed of" not in printed.err
     config = load_config(folder / "config.toml")
     assert config.training.teachers == tuple(run.path for run in teachers)
     assert config.model == teachers[0].load_config().model
@@ -177,11 +179,30 @@ def test_teacher_that_is_named_twice_is_rejected(shop: Shop, teachers: list[RunF
         train(with_teachers(shop.config(), teachers[0].path, teachers[0].path), shop.folder / "run")
 
 
-def test_teacher_that_is_no_run_is_rejected(shop: Shop) -> None:
+def test_teacher_that_is_no_run_is_rejected(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     shop.write(shop.table(200))
-    with pytest.raises(LogError, match="nowhere"):
-        train(with_teachers(shop.config(), shop.folder / "nowhere"), shop.folder / "run")
+    config = with_teachers(shop.config(), shop.folder / "nowhere")
+    with pytest.raises(LogError, match=r"training\.teachers: .*nowhere is not a run folder"):
+        train(config, shop.folder / "run")
     assert not (shop.folder / "run").exists()
+    config.write(shop.folder / "ranker.toml")
+    assert main(["check", str(shop.folder / "ranker.toml")]) == 1
+    assert "training.teachers: " in capsys.readouterr().err
+
+
+def test_teacher_without_a_task_is_rejected_by_its_name(shop: Shop) -> None:
+    shop.write(shop.table(200))
+    first, *others = shop.config().tasks
+    run = train(shop.config().model_copy(update={"tasks": tuple(others)}), shop.folder / "other")
+    with pytest.raises(ConfigError, match=rf"{run.path} cannot be .* tasks\.{first.name} is missing there; use"):
+        train(with_teachers(shop.config(), run.path), shop.folder / "run")
+
+
+def test_distill_with_the_seed_of_a_teacher_says_so(
+    shop: Shop, teachers: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["distill", str(teachers[1].path), "--run", str(shop.folder / "student")]) == 0
+    assert f"starts from the seed of {teachers[1].path}; --set training.seed=N" in capsys.readouterr().err
 
 
 def test_relative_teachers_start_at_the_folder_of_the_configuration(shop: Shop) -> None:

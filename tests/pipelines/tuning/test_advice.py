@@ -13,6 +13,7 @@ import pytest
 from pipelines.cli.main import main
 from pipelines.config.config import load_config
 from pipelines.datasets.conflict import generate
+from pipelines.jobs.train import train
 from pipelines.tuning.advice import CURRENT, SELECTED, SEPARATE, SHARED, advise, fit_experts, format_advice, recommend
 from pipelines.tuning.search_space import override
 from ranking.selection import Shape
@@ -126,6 +127,28 @@ def test_seeds_without_an_interval_and_several_processes_are_rejected(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(command) != 0
     assert "without torchrun" in capsys.readouterr().err
+
+
+def test_advice_of_a_run_is_shown_by_its_report_and_evaluation(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Protects runs whose model is one of the rivals, which is then trained once."""
+    shop.write(shop.table(400))
+    shared = {"gate": {"kind": "shared_bottom"}}
+    run = train(shop.config(model=shared, training={"batch_size": 4096}), tmp_path / "run")
+    assert main(["report", str(run.path)]) == 0
+    command = ["advise", str(run.path), "--work", str(tmp_path / "work"), "--seeds", "2"]
+    assert main([*command, "--set", "evaluation.bootstrap=0"]) == 0
+    assert "advice" not in run.load_evaluation(), "the advice is on another configuration"
+    assert main(["advise", str(run.path), "--work", str(tmp_path / "own"), "--seeds", "2"]) == 0
+    assert f"{SHARED}, which is the configuration" in capsys.readouterr().out
+    assert len(list((tmp_path / "own").glob("*/selection.json"))) == 2
+    verdict = json.loads((tmp_path / "own" / "advice.json").read_text())["verdict"]
+    assert verdict.startswith("All tasks are alike")
+    assert verdict.endswith("(reading = sum, experts = 1), because no rival is certainly better.")
+    assert verdict in run.report.read_text()
+    assert main(["evaluate", str(run.path)]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(f"advice: {verdict}")
 
 
 def test_advice_on_a_small_log_of_whole_days(shop: Shop, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines.config.config import load_config
 from pipelines.config.types import Range
-from pipelines.tuning.search_space import BUDGET, DEFAULTS, EXPERTS, K, override, search_space, suggest
+from pipelines.tuning.search_space import BUDGET, DEFAULTS, EXPERTS, LAYERS, K, override, search_space, suggest
 from ranking.errors import ConfigError
 from tests.conftest import GATES
 from tests.pipelines.conftest import Shop
@@ -49,7 +49,7 @@ def test_suggest_from_choices_returns_the_original_values() -> None:
 
 def test_search_space_default_ranges_match_appendix_d_of_the_paper(logs: Path) -> None:
     space = search_space(load_config(logs / "ranker.toml"))
-    assert set(space) == set(DEFAULTS) - {"model.gate.sparsity_weight"} | {EXPERTS, K, BUDGET}
+    assert set(space) == set(DEFAULTS) - {"model.gate.sparsity_weight"} | {EXPERTS, K, BUDGET, *LAYERS}
     assert space[K].choices == (2, 4)
     assert space["training.convergence.gamma"].choices == (0.1, 1.0, 10.0)
     rate = space["training.learning_rate.trunk"]
@@ -66,6 +66,8 @@ def test_search_space_contains_only_settings_of_the_gate(logs: Path, gate: str) 
     assert ("training.convergence.gamma" in space) == gate.startswith("dselect_k")
     assert ("model.gate.sparsity_weight" in space) == (gate == "gumbel_softmax")
     assert (EXPERTS in space) == (gate != "shared_bottom")
+    per_task = gate != "shared_bottom" and gate != "attentive" and "per example" not in gate
+    assert ("model.reading" in space, "training.learning_rate.gates" in space) == (per_task, per_task)
     assert (K in space) == gate.startswith(("dselect_k", "softmax_selectors", "top_k"))
     assert (BUDGET in space) == (gate in ("dselect_k", "dselect_k per example budget", "softmax_selectors"))
 
@@ -76,6 +78,20 @@ def test_search_space_varies_experts_and_budget_around_the_configured_ones(logs:
     assert space[BUDGET].choices == (8, 16, 24)
     space = search_space(load_config(logs / "ranker.toml", ["model.experts=8"]))  # whose budget is 2 by default
     assert space[BUDGET].choices == (4, 8)
+
+
+def test_search_space_contains_the_configured_values(logs: Path) -> None:
+    overrides = [
+        "model.dropout=0.1",
+        "training.learning_rate.trunk=0.5",
+        "model.gate.k=3",
+        "model.gate.experts_budget=8",
+    ]
+    space = search_space(load_config(logs / "ranker.toml", [*overrides, "model.tower_layers=[34, 3]"]))
+    assert space["model.dropout"].choices == (0.0, 0.25, 0.5, 0.1)
+    assert (space["training.learning_rate.trunk"].low, space["training.learning_rate.trunk"].high) == (1e-5, 0.5)
+    assert space[K].choices == (2, 3, 4)
+    assert space["model.tower_layers"].choices == ([17, 2], [34, 3], [68, 6])
 
 
 COUNTS = st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True)
@@ -106,7 +122,18 @@ def test_search_space_every_combination_of_expert_counts_is_valid(
 def test_search_space_with_ranges_that_contradict_each_other_names_them(shop: Shop) -> None:
     with pytest.raises(ConfigError, match=r'tune."model.experts": 4 is not .*experts_budget = 8 exceeds the 4 experts'):
         search_space(shop.config(model={"experts": 8}, tune={EXPERTS: [4, 16], BUDGET: [4, 8]}))
-    assert search_space(shop.config(model={"experts": 4}, tune={EXPERTS: [8, 16], BUDGET: [4, 8]}))
+    with pytest.raises(ConfigError, match=r'tune."model.experts": 3 is not .*gate.k = 5 exceeds the 3 experts'):
+        search_space(shop.config(tune={K: [2, 5], EXPERTS: [3, 8]}))
+
+
+@pytest.mark.parametrize(
+    "tune",
+    [{EXPERTS: [8, 16], BUDGET: [4, 8]}, {EXPERTS: [2, 30]}, {K: [1, 20]}, {BUDGET: [1]}, {BUDGET: [50]}],
+)
+def test_search_space_moves_defaults_to_suit_the_tune_section(shop: Shop, tune: dict[str, list[int]]) -> None:
+    space = search_space(shop.config(model={"experts": 24, "gate": {"k": 2, "experts_budget": 16}}, tune=tune))
+    ends = {path: (min(space[path].extremes), max(space[path].extremes)) for path in (EXPERTS, K, BUDGET)}
+    assert ends[K][1] <= ends[BUDGET][0] <= ends[BUDGET][1] <= ends[EXPERTS][0]
 
 
 def test_search_space_with_tune_section_replaces_defaults(shop: Shop) -> None:
@@ -121,11 +148,8 @@ def test_search_space_with_tune_section_replaces_defaults(shop: Shop) -> None:
     ("path", "values", "message"),
     [
         ("model.gate.kk", [1], 'tune."model.gate.kk": 1 is not a valid value: model.gate.kk: unknown key'),
-        (
-            "model.gate.k",
-            [2, 9],
-            'tune."model.gate.k": 9 is not a valid value: model: gate.k = 9 exceeds the 3 experts',
-        ),
+        ("model.gate.k", [2, 0], 'tune."model.gate.k": 0 is not a valid value: model.gate.k: '),
+        ("model.gate.kind", ["top_k"], 'tune."model.gate.kind": kinds have different settings'),
         ("training.nothing.here", [1], "there is no section training.nothing"),
         ("model.dropout", {"low": 0.0, "high": 1.5}, 'tune."model.dropout": 1.5 is not a valid value'),
         ("logs.path", ["x"], "only settings below model and training can be tuned"),
