@@ -119,7 +119,7 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
         },
         "recommended": recommended,
     }
-    result["verdict"] = _verdict(result, config.model)
+    result["verdict"] = _verdict(result, override(config, rivals.get(recommended, {})).model)
     write_json(result, folder / "advice.json")
     return result
 
@@ -216,7 +216,7 @@ def _validation_losses(run: RunFolder) -> dict[str, float]:
 
 
 def _verdict(advice: Mapping[str, Any], model: ModelConfig) -> str:
-    """Say in sentences whether separate bottoms beat a shared one of equal cost, and which model is recommended."""
+    """Say in sentences whether separate bottoms beat a shared one of equal cost, and recommend a model."""
     models, recommended = advice["models"], advice["recommended"]
     if SEPARATE in models:
         change, half_width = models[SEPARATE]["change"].values()
@@ -229,14 +229,16 @@ def _verdict(advice: Mapping[str, Any], model: ModelConfig) -> str:
         separate = "All tasks are alike, so that there is nothing to separate."
     else:
         separate = "One bottom per group costs more than the configuration."
-    doubt = ""
-    if recommended == CURRENT:
-        counts = {"k": getattr(model.gate, "k", None), "experts_budget": model.experts_budget}
-        named = "".join(f", {name} = {count}" for name, count in counts.items() if count is not None)
-        doubt = (
-            f" (reading = {model.reading}, experts = {model.num_experts}{named}), because no rival is certainly better"
-        )
-    return f"{separate} Recommended: {recommended}{doubt}."
+    settings = {
+        "reading": model.reading,
+        "experts": model.num_experts,
+        "k": getattr(model.gate, "k", None),
+        "experts_budget": model.experts_budget,
+        "expert_layers": list(model.expert_layers),
+    }
+    named = ", ".join(f"{name} = {value}" for name, value in settings.items() if value is not None)
+    doubt = ", because no rival is certainly better" if recommended == CURRENT else ""
+    return f"{separate} Recommended: {recommended} ({named}){doubt}."
 
 
 def _percent(change: Mapping[str, float]) -> str:
