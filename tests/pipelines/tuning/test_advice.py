@@ -145,7 +145,7 @@ def test_advice_of_a_run_is_shown_by_its_report_and_evaluation(
     assert len(list((tmp_path / "own").glob("*/selection.json"))) == 2
     verdict = json.loads((tmp_path / "own" / "advice.json").read_text())["verdict"]
     assert verdict.startswith("All tasks are alike")
-    assert verdict.endswith("(reading = sum, experts = 1, expert_layers = [16]), because no rival is certainly better.")
+    assert verdict.endswith("(reading = sum, experts = 1, expert_layers = [8]), because no rival is certainly better.")
     assert verdict in run.report.read_text()
     assert main(["evaluate", str(run.path)]) == 0
     assert capsys.readouterr().out.rstrip().endswith(f"advice: {verdict}")
