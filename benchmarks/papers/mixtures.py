@@ -20,12 +20,14 @@ from pipelines.config.config import ConvergenceConfig
 from pipelines.training.gate_schedule import GateSchedule
 from pipelines.training.optimizer import learning_rate_factor
 from pipelines.training.regularization import Regularization
-from ranking.gates import DSelectK, Gate
-from ranking.gates.config import DSelectKConfig, GateConfig, build_gate
+from ranking.gates import DSelectK, Gate, TopK
+from ranking.gates.config import GateConfig, build_gate
 from ranking.model.mmoe import ForwardOutput
 
 WARMUP = 0.05
 """Fraction of the steps over which the learning rates rise."""
+TOP_K_START = 0.1
+"""Lead of the logits of the experts that Top-k starts from; random initial logits are between −.02 and .02."""
 
 Split = Literal["train", "validation", "test"]
 
@@ -61,9 +63,9 @@ class Problems(nn.Module, ABC):
         """Return what a per-example gate reads [rows, example_width]; None if the gates are static."""
         return None
 
-    def similar_tasks(self, k: int) -> Tensor | None:  # noqa: ARG002
-        """Return the experts from which each task starts [tasks, k], the same ones for similar tasks; None: random."""
-        return None
+    def similar_tasks(self, k: int) -> Tensor:
+        """Return the experts from which each task starts [tasks, k], the same ones for similar tasks."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Method:
         convergence: schedule of a gate whose selection becomes final.
         annealings: how often the selection becomes final. Before each further time the gate is reopened
             (``Gate.reopen``), so that it can correct choices that it made before the experts were trained.
+        similar_tasks: whether similar tasks start with the same experts (DSelect-k and Top-k).
     """
 
     name: str
@@ -86,6 +89,7 @@ class Method:
     rate: float = 0.01
     convergence: ConvergenceConfig = field(default_factory=ConvergenceConfig)
     annealings: int = 1
+    similar_tasks: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,10 +145,8 @@ def train(problems: Problems, method: Method, effort: Effort, seed: int, record_
     gate = build_gate(
         method.gate, problems.num_tasks, problems.num_experts, problems.example_width, 0, convergence.gamma
     ).to(device)
-    if isinstance(gate, DSelectK) and isinstance(method.gate, DSelectKConfig) and method.gate.start == "similar_tasks":
-        experts = problems.similar_tasks(gate.k)
-        if experts is not None:
-            gate.start_from(experts)
+    if method.similar_tasks:
+        _start_from(gate, problems.similar_tasks(gate.k))
     optimizer = torch.optim.Adam(
         [{"params": list(gate.parameters())}, {"params": list(problems.parameters())}], fused=True
     )
@@ -176,6 +178,16 @@ def train(problems: Problems, method: Method, effort: Effort, seed: int, record_
                 trajectory.append((begin + step, [round(weight, 4) for weight in routing.weights[0].tolist()]))
     binary_at = None if schedule.binary_at_step is None else (begin + schedule.binary_at_step) / total
     return Fit(gate.eval(), trajectory, binary_at)
+
+
+@torch.no_grad()
+def _start_from(gate: Gate, experts: Tensor) -> None:
+    """Let each task start from its experts [tasks, k]; it can still change them."""
+    if isinstance(gate, TopK):
+        gate.bias.scatter_add_(1, experts, torch.full(experts.shape, TOP_K_START))
+    else:
+        assert isinstance(gate, DSelectK)
+        gate.start_from(experts)
 
 
 def _rows(count: int, batch: int) -> Iterator[Tensor]:

@@ -35,7 +35,7 @@ from ranking.errors import LogError
 
 RAW = (
     "the folder ml-1m (https://grouplens.org/datasets/movielens/1m/) with ratings.dat, users.dat and movies.dat, or "
-    "ml-100k with u.data, u.user and u.item"
+    "ml-100k with u.data, u.user and u.item, also as the zip file, or the wheel of RecBole 1.2.1, which has ml-100k"
 )
 SEEDS = 5
 TRIALS = 6
@@ -156,7 +156,7 @@ PAPER = {
         DSELECT_K_PER_EXAMPLE: ("3679 ± 2", "1.1", "3932 ± 1", "84.07 ± 0.02"),
         TOP_K_PER_EXAMPLE: ("3741 ± 3", "2.0", "3914 ± 4", "84.05 ± 0.01"),
         SOFTMAX: ("3847 ± 10", "8.0", "3970 ± 3", "83.86 ± 0.02"),
-        SHARED_BOTTOM: ("3687 ± 1", "–", "3991 ± 1", "84.01 ± 0.01"),
+        SHARED_BOTTOM: ("3687 ± 1", "–", "3991 ± 2", "84.01 ± 0.01"),
     },
 }
 """Loss · 10⁴ and experts of table 1, loss of task 2 · 10⁴ and accuracy of task 1 in % of table C.4, by α."""

@@ -85,9 +85,6 @@ def convert(raw: Path, out: Path) -> None:
     check_creatable(out)
     ratings, users, movies = _read(raw)
     seconds = ratings["timestamp"].to_numpy()
-    if not seconds.size or not np.all((seconds >= 0) & (seconds < MAX_TIME)):
-        problem = "a time is not in Unix seconds" if seconds.size else "there is no rating"
-        raise LogError(f"{raw}: {problem}; {RESTORE}")
     write_logs(out, _config(seconds), _log(ratings), users=users.select(USER), items=movies)
 
 
@@ -112,19 +109,46 @@ def _tables(folder: Location) -> Tables:
         flags = np.stack([movies[genre].to_numpy() for genre in GENRES], axis=1)
         genres = [[GENRES[i] for i in np.flatnonzero(row)] for row in flags]
         items = _items(movies["item_id"], movies["title"].to_pylist(), genres)
-        return _table(folder / "u.data", RATING, "\t"), _table(folder / "u.user", [*USER, "zip_code"], "|"), items
+        users = _table(folder / "u.user", [*USER, "zip_code"], "|")
+        return _checked(folder / "u.data", _table(folder / "u.data", RATING, "\t"), users, items)
     if (folder / "ml-100k.inter").is_file():
         movies = _typed_table(folder / "ml-100k.item", RECBOLE_MOVIE)
         # RecBole makes the text in the last parentheses of the title a column.
         titles = [f"{row['movie_title']} ({row['release_year']})" for row in movies.to_pylist()]
         titles = ["unknown" if title == MISSPELLED else title for title in titles]
         items = _items(movies["item_id"], titles, pc.split_pattern(movies["class"], " "))
-        return _typed_table(folder / "ml-100k.inter", RATING), _typed_table(folder / "ml-100k.user", USER), items
+        file, users = folder / "ml-100k.inter", _typed_table(folder / "ml-100k.user", USER)
+        return _checked(file, _typed_table(file, RATING), users, items)
     if (folder / "ratings.dat").is_file():
         movies = _table(folder / "movies.dat", MOVIE_1M, "::")
         items = _items(movies["item_id"], movies["title"].to_pylist(), pc.split_pattern(movies["genres"], "|"))
-        return _table(folder / "ratings.dat", RATING, "::"), _table(folder / "users.dat", USER_1M, "::"), items
+        users = _table(folder / "users.dat", USER_1M, "::")
+        return _checked(folder / "ratings.dat", _table(folder / "ratings.dat", RATING, "::"), users, items)
     raise LogError(f"{str(folder).rstrip('/')}: no file {', '.join(RATINGS)}; {FIX}")
+
+
+def _checked(file: Location, ratings: pa.Table, users: pa.Table, movies: pa.Table) -> Tables:
+    """Return the tables.
+
+    Raises:
+        LogError: the file of the ratings was cut, or has a time, a rating, a user or a movie that cannot be.
+    """
+    seconds, stars = ratings["timestamp"].to_numpy(), ratings["rating"].to_numpy()
+    problems = {
+        "there is no rating": not seconds.size,
+        "its last row is incomplete": not _content(file).endswith(b"\n"),
+        "a time is not in Unix seconds": not np.all((seconds >= 0) & (seconds < MAX_TIME)),
+        "a rating is not between 1 and 5": not np.all((stars >= 1) & (stars <= 5)),
+    }
+    for name, known in (("user", users), ("movie", movies)):
+        key = "user_id" if name == "user" else "item_id"
+        unknown = np.setdiff1d(ratings[key].to_numpy(), known[key].to_numpy())
+        if unknown.size:
+            problems[f"{name} {unknown[0]} is not in the file of the {name}s"] = True
+    for problem, is_found in problems.items():
+        if is_found:
+            raise LogError(f"{file}: {problem}; {RESTORE}")
+    return ratings, users, movies
 
 
 def _typed_table(file: Location, needed: list[str]) -> pa.Table:

@@ -90,6 +90,13 @@ def test_inconsistent_data_are_named(tmp_path: Path) -> None:
     write_idx(labels, np.arange(9, dtype=np.uint8))
     with pytest.raises(LogError, match=r"has 9 labels, but .*train-images-idx3-ubyte has 10 images"):
         read_images(tmp_path, "mnist")
+    images = mnist / "train-images-idx3-ubyte"
+    original = images.read_bytes()
+    for shape in ((0, 28, 28), (10, 28, 14)):
+        write_idx(images, np.zeros(shape, np.uint8))
+        with pytest.raises(LogError, match=rf"idx3-ubyte: has {shape[0]} × 28 × {shape[2]} pixels instead of N × 28"):
+            read_images(tmp_path, "mnist")
+    images.write_bytes(original)
     write_idx(labels, np.arange(1, 11, dtype=np.uint8))
     with pytest.raises(LogError, match="row 9 has class 10, the highest is 9"):
         read_images(tmp_path, "mnist")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 from benchmarks.papers.mixtures import Effort, Fit, Method, Split, evaluate, train
 from benchmarks.papers.synthetic import GROUP_EXPERTS, SCHEDULE, Synthetic, random_jaccard
 from ranking.gates import Softmax
-from ranking.gates.config import DSelectKConfig
+from ranking.gates.config import DSelectKConfig, GateConfig, TopKConfig
 
 ROWS: dict[Split, int] = {"train": 600, "validation": 300, "test": 4_500}
 
@@ -58,12 +57,20 @@ def test_similar_tasks_of_each_problem_are_those_of_its_groups() -> None:
     assert start.tolist() == [list(range(task % 32 // 16 * 4, task % 32 // 16 * 4 + 4)) for task in range(64)]
 
 
-@pytest.mark.parametrize("start", ["random", "similar_tasks"])
-def test_training_with_repeated_annealings_ends_with_an_exact_selection(
-    start: Literal["random", "similar_tasks"],
-) -> None:
+@pytest.mark.parametrize("gate", [DSelectKConfig(k=4), TopKConfig(kind="top_k", k=4)])
+def test_gates_start_from_similar_tasks(gate: GateConfig) -> None:
+    problems = Synthetic(range(2), 32, {"train": 20_000, "validation": 1, "test": 1})
+    method = Method("x", gate, 1e-6, 1e-6, SCHEDULE, similar_tasks=True)
+    fit = train(problems, method, Effort(steps=1, batch=8), seed=0)
+    start = problems.similar_tasks(4)
+    assert [fit.experts(task) for task in range(64)] == [set(row) for row in start.tolist()]
+
+
+@pytest.mark.parametrize("similar_tasks", [False, True])
+def test_training_with_repeated_annealings_ends_with_an_exact_selection(similar_tasks: bool) -> None:
     problems = Synthetic(range(2), 32, ROWS)
-    method = Method("x", DSelectKConfig(k=4, overlap_weight=0.03, start=start), 0.01, 0.1, SCHEDULE, annealings=3)
+    gate = DSelectKConfig(k=4, overlap_weight=0.03)
+    method = Method("x", gate, 0.01, 0.1, SCHEDULE, annealings=3, similar_tasks=similar_tasks)
     fit = train(problems, method, Effort(steps=300, batch=128), seed=0)
     assert 1 <= (fit.weights > 0).sum(1).min() <= (fit.weights > 0).sum(1).max() <= 4
     assert evaluate(problems, fit, "validation").mean() < 0.5  # 1 is the error of a constant.

@@ -226,7 +226,7 @@ def test_splits_start_at_the_nearest_midnights(tmp_path: Path) -> None:
     raw = write_original(tmp_path / "raw")
     # 79 % of the rows are on 1 March, 12 % early on 2 March and 9 % late on 3 March.
     seconds = [0] * 79 + [DAY + 3600] * 12 + [2 * DAY + 80_000] * 9
-    (raw / "u.data").write_text("".join(f"{row}\t1\t3\t{START + second}\n" for row, second in enumerate(seconds)))
+    (raw / "u.data").write_text("".join(f"1\t1\t3\t{START + second}\n" for second in seconds))
     convert(raw, tmp_path / "out")
     logs = load_config(tmp_path / "out" / "ranker.toml").logs
     assert logs.validation_from == datetime(1998, 3, 2)
@@ -286,6 +286,21 @@ def test_truncated_file_of_movielens_1m_is_named_with_its_row(tmp_path: Path) ->
     message = error(raw, tmp_path / "out")
     assert message.startswith(f"{raw}/users.dat: cannot be read")
     assert "#2" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("ratings.dat", "1::2::5::8812509", "its last row is incomplete"),
+        ("ratings.dat", "1::2::6::881250949\n", "a rating is not between 1 and 5"),
+        ("ratings.dat", "1::9::5::881250949\n", "movie 9 is not in the file of the movies"),
+        ("users.dat", "1::F::1::10::48067\n", "user 2 is not in the file of the users"),
+    ],
+)
+def test_cut_or_wrong_file_of_movielens_1m_is_named(tmp_path: Path, name: str, content: str, problem: str) -> None:
+    raw = write_1m(tmp_path / "raw")
+    (raw / name).write_text(content)
+    assert error(raw, tmp_path / "out") == f"{raw}/ratings.dat: {problem}; restore the original files of MovieLens"
 
 
 # Errors name the file and leave nothing behind.
@@ -442,7 +457,7 @@ def test_time_in_another_unit_is_rejected(tmp_path: Path, time: str) -> None:
     raw = write_original(tmp_path / "raw")
     with (raw / "u.data").open("a") as file:
         file.write(f"1\t1\t5\t{time}\n")
-    assert error(raw, tmp_path / "out").startswith(f"{raw}: a time is not in Unix seconds; restore")
+    assert error(raw, tmp_path / "out").startswith(f"{raw}/u.data: a time is not in Unix seconds; restore")
 
 
 def test_convert_into_nonempty_folder_is_rejected(tmp_path: Path) -> None:
