@@ -123,7 +123,10 @@ class PipelinedConnection:
             self._silent_since = time.monotonic()
         self._pending.append(batch)
         # The commands are written before the first suspension point, so that writes have the order of ``_pending``.
-        await self._connection.send_packed_command(commands, check_health=False)
+        try:
+            await self._connection.send_packed_command(commands, check_health=False)
+        except RuntimeError as error:  # of uvloop: the connection is lost, and the reader has not noticed yet
+            raise RedisConnectionError(str(error)) from None
         return await batch.responses
 
     async def close(self) -> None:

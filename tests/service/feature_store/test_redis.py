@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from redis.asyncio.connection import AbstractConnection
 
 from ranking.errors import ConfigError
 from service.feature_store.key_value_store import KeyValueStoreError
@@ -220,6 +221,26 @@ def test_unexpected_failure_of_the_connection_is_unreachable(
         return error
 
     assert with_store(empty_redis.url, fail_and_recover)[0] == "unreachable"
+
+
+def test_write_to_a_lost_connection_is_an_ordinary_failure(
+    empty_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    async def fail_and_recover(store: RedisStore) -> tuple[str, str]:
+        await store.read(["a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(AbstractConnection, "send_packed_command", fail)
+            error = await read_error(store)
+        await store.close()
+        assert await store.read(["a"]) == [None]
+        return error
+
+    reason, message = with_store(empty_redis.url, fail_and_recover)
+    assert (reason, message.endswith("the handler is closed")) == ("unreachable", True)
+    assert not caplog.records
 
 
 def test_cancelled_read_raises_cancelled_error(empty_redis: RedisServer) -> None:
