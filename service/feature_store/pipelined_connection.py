@@ -125,8 +125,11 @@ class PipelinedConnection:
         # The commands are written before the first suspension point, so that writes have the order of ``_pending``.
         try:
             await self._connection.send_packed_command(commands, check_health=False)
-        except RuntimeError as error:  # of uvloop: the connection is lost, and the reader has not noticed yet
-            raise RedisConnectionError(str(error)) from None
+        except BaseException as error:
+            batch.responses.cancel()  # nobody awaits them
+            if isinstance(error, RuntimeError):  # of uvloop: the connection is lost, and the reader has not noticed yet
+                raise RedisConnectionError(str(error)) from None
+            raise
         return await batch.responses
 
     async def close(self) -> None:
