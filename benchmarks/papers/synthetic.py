@@ -36,7 +36,7 @@ GRID = Grid(gate_rates=(1e-1, 3e-2, 1e-2, 3e-3), rates=(4e-1, 2e-1, 1e-1), annea
 SCHEDULE = ConvergenceConfig(anneal_from=0.2, anneal_until=0.6, hold_alpha_until=0.3)
 SELECTORS = {"k": K, "overlap_weight": 0.03}
 DSELECT_K, TOP_K = "DSelect-k", "Top-k"
-DSELECT_K_SIMILAR, TOP_K_SIMILAR = f"{DSELECT_K}, from similar tasks", f"{TOP_K}, from similar tasks"
+DSELECT_K_SIMILAR, TOP_K_SIMILAR = f"{DSELECT_K} from similar tasks", f"{TOP_K} from similar tasks"
 METHODS = (
     Method(DSELECT_K, DSelectKConfig(**SELECTORS, start="random"), convergence=SCHEDULE),
     Method(TOP_K, TopKConfig(kind="top_k", k=K), convergence=SCHEDULE),
@@ -218,7 +218,7 @@ def plot(results: dict[str, Any]) -> Figure:
     methods: dict[str, Any] = results["methods"]
     sizes = list(methods[TOP_K]["tasks"])
     x = [int(size) for size in sizes]
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    figure = Figure(figsize=(12, 4), layout="constrained")
     panels = (
         ("error", "relative squared error (test)"),
         ("related", "Jaccard index, related tasks"),
@@ -240,7 +240,7 @@ def plot(results: dict[str, Any]) -> Figure:
     handles = dict(
         reversed(pair) for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)
     )
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
@@ -269,7 +269,7 @@ def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
         ),
         *(
             (
-                f"ours, not the paper's: {DSELECT_K_SIMILAR}, has a lower error than {rival} at {size} tasks",
+                f"ours, not the paper's: {DSELECT_K_SIMILAR} has a lower error than {rival} at {size} tasks",
                 is_below("error", DSELECT_K_SIMILAR, rival),
             )
             for rival in (TOP_K, TOP_K_SIMILAR)
