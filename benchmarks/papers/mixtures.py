@@ -64,7 +64,11 @@ class Problems(nn.Module, ABC):
         return None
 
     def similar_tasks(self, k: int) -> Tensor:
-        """Return the experts from which each task starts [tasks, k], the same ones for similar tasks."""
+        """Return the experts from which each task starts [tasks, k], the same ones for similar tasks.
+
+        Raises:
+            NotImplementedError: these problems have no tasks to compare.
+        """
         raise NotImplementedError
 
 

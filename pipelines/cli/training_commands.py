@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.argument_types import location, positive_int
 from pipelines.cli.command_group import CommandGroup
@@ -13,6 +13,7 @@ from ranking.errors import RankerError, UsageError
 
 if TYPE_CHECKING:
     from pipelines.config.config import Config
+    from pipelines.runs.run import RunFolder
     from pipelines.training.warm_start import WarmStart
 
 
@@ -181,7 +182,6 @@ def _train(arguments: argparse.Namespace, config: Config, warm: WarmStart | None
 
 def _advise_command(arguments: argparse.Namespace) -> None:
     from pipelines.config.config import load_config
-    from pipelines.report.page import write_report
     from pipelines.runs.run import RunFolder
 
     if arguments.seeds < 2:
@@ -192,9 +192,7 @@ def _advise_command(arguments: argparse.Namespace) -> None:
 
     advice = advise(config, arguments.work, arguments.seeds)
     if run is not None and not arguments.overrides:
-        run.add_to_evaluation("advice", advice)
-        if run.report.exists():
-            write_report(run.path)
+        _add_to_evaluation(run, "advice", advice)
     print(dump_json(advice) if arguments.json else format_advice(advice))
 
 
@@ -218,7 +216,6 @@ def _evaluate_command(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation.evaluate import evaluate_all
     from pipelines.evaluation.format import format_evaluation
     from pipelines.evaluation.sources import resolve_scorers
-    from pipelines.report.page import write_report
     from pipelines.runs.run import RunFolder
 
     evaluation = evaluate_all(
@@ -229,13 +226,20 @@ def _evaluate_command(arguments: argparse.Namespace) -> None:
         importance=arguments.importance,
     )
     run = RunFolder(arguments.source)
-    if arguments.logs is None and run.evaluation.exists() and "advice" in run.load_evaluation():
-        evaluation["advice"] = run.load_evaluation()["advice"]
+    if arguments.logs is None and run.evaluation.exists():
+        evaluation |= {key: part for key, part in run.load_evaluation().items() if key == "advice"}
     print(dump_json(evaluation) if arguments.json else format_evaluation(evaluation))
     if arguments.importance and arguments.logs is None:  # the test split of a run
-        run.add_to_evaluation("importance", evaluation["importance"])
-        if run.report.exists():
-            write_report(run.path)
+        _add_to_evaluation(run, "importance", evaluation["importance"])
+
+
+def _add_to_evaluation(run: RunFolder, key: str, part: dict[str, Any]) -> None:
+    """Set one entry of the evaluation of a run, also in its report if it has one."""
+    from pipelines.report.page import write_report
+
+    run.add_to_evaluation(key, part)
+    if run.report.exists():
+        write_report(run.path)
 
 
 def _compare_command(arguments: argparse.Namespace) -> None:

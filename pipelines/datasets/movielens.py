@@ -140,8 +140,7 @@ def _checked(file: Location, ratings: pa.Table, users: pa.Table, movies: pa.Tabl
         "a time is not in Unix seconds": not np.all((seconds >= 0) & (seconds < MAX_TIME)),
         "a rating is not between 1 and 5": not np.all((stars >= 1) & (stars <= 5)),
     }
-    for name, known in (("user", users), ("movie", movies)):
-        key = "user_id" if name == "user" else "item_id"
+    for name, key, known in (("user", "user_id", users), ("movie", "item_id", movies)):
         unknown = np.setdiff1d(ratings[key].to_numpy(), known[key].to_numpy())
         if unknown.size:
             problems[f"{name} {unknown[0]} is not in the file of the {name}s"] = True

@@ -66,8 +66,8 @@ def search_space(config: Config) -> dict[str, Range]:
     defaults = {path: _including(values, _configured_value(config, path)) for path, values in DEFAULTS.items()}
     for path in LAYERS:
         widths = _configured_value(config, path)
-        layers = [[max(1, round(width * factor)) for width in widths] for factor in LAYERS_FACTORS]
-        defaults[path] = Range(choices=tuple(layer for i, layer in enumerate(layers) if layer not in layers[:i]))
+        layers = ([max(1, round(width * factor)) for width in widths] for factor in LAYERS_FACTORS)
+        defaults[path] = Range(choices=tuple(layers))
     applicable = {path: values for path, values in defaults.items() if _is_applicable(config, path, values)}
     return applicable | _expert_counts(config) | dict(config.tune)
 
