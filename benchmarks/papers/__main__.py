@@ -97,7 +97,7 @@ def format_document(name: str, results: dict[str, object]) -> str:
     """Format the results of an experiment as a Markdown document."""
     experiment = EXPERIMENTS[name]
     title = (experiment.__doc__ or "").partition("\n")[0].rstrip(".")
-    claims = "\n".join(f"- {claim}: **{'held' if held else 'failed'}**." for claim, held in experiment.claims(results))
+    claims = "\n".join(f"- {claim}: **{verdict}**." for claim, verdict in experiment.claims(results))
     run = f"`{results['command']}`, {results['hours']} hours."
     return f"# {title}\n\n{run}\n\n{claims}\n\n![{name}]({name}.svg)\n\n{experiment.format_tables(results)}"
 

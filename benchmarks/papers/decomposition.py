@@ -16,8 +16,9 @@ from benchmarks.papers.convolutions import Shape
 from benchmarks.papers.gated_images import Architecture, Effort, ImageMixture, Settings, batches, measure, train
 from benchmarks.papers.images import SOURCES, Images, read_images
 from benchmarks.papers.plots import heatmaps
-from benchmarks.papers.specialization import FASHION, MNIST, by_class, highest_count
+from benchmarks.papers.specialization import DIGITS, FASHION, MNIST, highest_count
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
+from benchmarks.papers.verdicts import Verdict, is_lower
 from pipelines.bench.tables import section
 from pipelines.console import print_status
 from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
@@ -27,8 +28,8 @@ RAW = "a folder with " + "; ".join(f"{name}: {SOURCES[name]}" for name in (MNIST
 EFFORT, QUICK = Effort(epochs=20, batch=64), Effort(epochs=1, batch=64)
 RATES = (1e-3, 2e-3, 4e-3)
 ROWS, VALIDATION_ROWS, TEST_ROWS = 10_000, 2_000, 2_000
-FASHION_CLASSES, DIGITS = range(6), range(4, 10)
-"""Classes of the combined data set: t-shirt to sandal, and 4 to 9."""
+CLOTHES, FIRST_DIGIT = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal"), 4
+"""Classes of the combined data set: 0 to 5 of Fashion-MNIST, and the digits 4 to 9."""
 LEARNED, GIVEN = "learned with the experts", "given by pairs of classes"
 
 
@@ -39,12 +40,14 @@ class Problem:
     Attributes:
         title: name in the results.
         architecture: sizes of the model (appendix B.1 and B.2).
+        classes: name of each class.
         pairs: classes of each expert.
         paper: decomposition → test error and training loss of the paper.
     """
 
     title: str
     architecture: Architecture
+    classes: tuple[str, ...]
     pairs: tuple[tuple[int, int], ...]
     paper: dict[str, str]
 
@@ -53,12 +56,14 @@ PROBLEMS = (
     Problem(
         "MNIST",
         MNIST.architecture,
+        DIGITS,
         ((0, 7), (1, 9), (2, 4), (3, 8), (5, 6)),
         {LEARNED: "0.12; 0.19", GIVEN: "0.08; 0.05"},
     ),
     Problem(
         "Fashion-MNIST and MNIST",
         replace(MNIST.architecture, experts=6, gate=Shape(((1, 5),), (128,))),
+        (*CLOTHES, *DIGITS[FIRST_DIGIT:]),
         ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11)),
         {LEARNED: "0.15; 0.28", GIVEN: "0.10; 0.13"},
     ),
@@ -107,10 +112,9 @@ def run(seeds: int, *, quick: bool, raw: Path | None) -> dict[str, Any]:
 
 def _combine(fashion: Images, digits: Images) -> Images:
     """Return the images of both data sets' chosen classes in a random order; the digits 4 to 9 become 6 to 11."""
-    parts = []
-    for images, classes, first in ((fashion, FASHION_CLASSES, 0), (digits, DIGITS, len(FASHION_CLASSES))):
-        chosen = images.rows((images.classes >= classes.start) & (images.classes < classes.stop))
-        parts.append(Images(chosen.pixels, chosen.classes - classes.start + first))
+    clothes = fashion.rows(fashion.classes < len(CLOTHES))
+    high = digits.rows(digits.classes >= FIRST_DIGIT)
+    parts = (clothes, high._replace(classes=high.classes - FIRST_DIGIT + len(CLOTHES)))
     both = Images(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
     return both.rows(torch.randperm(len(both.classes), generator=torch.Generator().manual_seed(0)))
 
@@ -199,18 +203,20 @@ def _table(problem: Problem, decompositions: dict[str, Any]) -> str:
 def plot(results: dict[str, Any]) -> Figure:
     """Plot the test images by class and expert, of the first seed (figures 2 and 3)."""
     panels = {
-        f"{title}: {name}": by_class(values["table"])
-        for title, decompositions in results["problems"].items()
-        for name, values in decompositions.items()
+        f"{problem.title}: {name}": dict(zip(problem.classes, values["table"], strict=True))
+        for problem in PROBLEMS
+        for name, values in results["problems"][problem.title].items()
     }
     return heatmaps(panels, "class", "images", highest_count(panels), digits=0, columns=2)
 
 
-def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
+def claims(results: dict[str, Any]) -> list[tuple[str, Verdict]]:
     """Return the claims of the paper, and whether they held."""
-    result = []
-    for title, decompositions in results["problems"].items():
-        for key, label in (("error", "test error"), ("train_loss", "training loss")):
-            difference, half = paired_interval(decompositions[GIVEN][key], decompositions[LEARNED][key])
-            result.append((f"{title}: experts of given pairs of classes have a lower {label}", difference + half < 0))
-    return result
+    return [
+        (
+            f"{title}: experts of given pairs of classes have a lower {label}",
+            is_lower(decompositions[GIVEN][key], decompositions[LEARNED][key]),
+        )
+        for title, decompositions in results["problems"].items()
+        for key, label in (("error", "test error"), ("train_loss", "training loss"))
+    ]

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.papers.plots import heatmaps
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
+from benchmarks.papers.verdicts import Verdict, all_of, is_lower, verdict
 from benchmarks.product import format_overrides, measure, tune
 from pipelines.bench.tables import section
 from pipelines.config.config import load_config
@@ -343,22 +344,20 @@ def plot(results: dict[str, Any]) -> Figure:
     return heatmaps(panels)
 
 
-def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
+def claims(results: dict[str, Any]) -> list[tuple[str, Verdict]]:
     """Return the claims of the paper, and whether they held on each log."""
     return [claim for name, log in results["logs"].items() for claim in _claims(name, log)]
 
 
-def _claims(name: str, log: dict[str, Any]) -> list[tuple[str, bool]]:
+def _claims(name: str, log: dict[str, Any]) -> list[tuple[str, Verdict]]:
     tasks = log["tasks"]
-    gains = {task: _gain(log, [task]) for task in tasks}
-    ahead = sum(gain - half > 0 for gain, half in gains.values())
-    behind = sum(gain + half < 0 for gain, half in gains.values())
+    ahead = [_is_better(log, task, DSELECT_K, TOP_K) for task in tasks]
+    behind = [_is_better(log, task, TOP_K, DSELECT_K) for task in tasks]
     groups = {
         group: [task for task, values in tasks.items() if values["group"] == group and values["metric"] == "auc"]
         for group in ("engagement", "satisfaction")
     }
     satisfaction, engagement = (_gains(log, groups[group]) for group in ("satisfaction", "engagement"))
-    larger, larger_half = paired_interval(satisfaction, engagement)
     runs = log["methods"][DSELECT_K]["runs"]
     engaged = [task for task, values in tasks.items() if values["group"] == "engagement"]
     satisfied = [task for task, values in tasks.items() if values["group"] == "satisfaction"]
@@ -370,18 +369,18 @@ def _claims(name: str, log: dict[str, Any]) -> list[tuple[str, bool]]:
     return [
         (
             f"{name}: DSelect-k is ahead of Top-k on all {len(tasks)} tasks (here beyond the interval: ahead on "
-            f"{ahead}, behind on {behind})",
-            ahead == len(tasks),
+            f"{ahead.count('held')}, behind on {behind.count('held')})",
+            all_of(ahead),
         ),
-        (f"{name}: its gain in AUC is larger on satisfaction tasks", larger - larger_half > 0),
+        (f"{name}: its gain in AUC is larger on satisfaction tasks", is_lower(engagement, satisfaction)),
         (
             f"{name}: all engagement tasks share an expert of DSelect-k (here in {common} of {len(runs)} trainings)",
-            common == len(runs),
+            verdict(common == len(runs)),
         ),
         (
             f"{name}: two satisfaction tasks share an expert of DSelect-k (here in {pairs} of {len(runs)} trainings, "
             f"and in {random_sharing(len(satisfied)):.1%} of random choices)",
-            pairs == len(runs),
+            verdict(pairs == len(runs)),
         ),
     ]
 
@@ -392,10 +391,10 @@ def random_sharing(tasks: int) -> float:
     return 1 - math.prod(distinct)
 
 
-def _gain(log: dict[str, Any], tasks: Sequence[str]) -> tuple[float, float]:
-    """Return by how much DSelect-k is better than Top-k, and the half-width of the interval."""
-    difference, half = _difference(log, TOP_K, tasks)
-    return (difference if log["tasks"][tasks[0]]["metric"] == "auc" else -difference), half
+def _is_better(log: dict[str, Any], task: str, method: str, rival: str) -> Verdict:
+    """Return the verdict on the claim that a method is better than another one on a task."""
+    values, others = (_values(log["methods"][name], [task]) for name in (method, rival))
+    return is_lower(others, values) if log["tasks"][task]["metric"] == "auc" else is_lower(values, others)
 
 
 def _gains(log: dict[str, Any], tasks: Sequence[str]) -> list[float]:

@@ -21,9 +21,10 @@ from benchmarks.papers.gated_images import (
     measure,
     train,
 )
-from benchmarks.papers.images import SOURCES, Images, read_images, with_validation
+from benchmarks.papers.images import CLASSES, SOURCES, Images, read_images, with_validation
 from benchmarks.papers.plots import heatmaps
 from benchmarks.papers.tuning import FRESH_SEED, TUNING_SEED
+from benchmarks.papers.verdicts import Verdict, is_lower, is_not_higher
 from pipelines.bench.tables import section
 from pipelines.console import print_status
 from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
@@ -31,6 +32,7 @@ from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_mi
 SEEDS = 5
 RAW = "a folder with " + "; ".join(f"{name}: {source}" for name, source in SOURCES.items())
 EFFORT, QUICK = Effort(epochs=8, batch=256), Effort(epochs=1, batch=32)
+DIGITS = tuple(map(str, range(CLASSES)))
 MORE_EXPERTS, MORE_EXPERTS_SEEDS = (10, 15), 3
 """Numbers of experts of figures 7 and 6."""
 MIN_SHARE = 0.01
@@ -221,11 +223,6 @@ def experts_used(table: Sequence[Sequence[int]]) -> int:
     return sum(load >= MIN_SHARE * sum(loads) for load in loads)
 
 
-def by_class(table: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]:
-    """Return the rows of a table of images by class and expert, with the number of the class as their name."""
-    return {str(row): counts for row, counts in enumerate(table)}
-
-
 def highest_count(panels: Mapping[str, Mapping[str, Sequence[int]]]) -> int:
     """Return the highest count of all tables by class and expert."""
     return max(count for table in panels.values() for counts in table.values() for count in counts)
@@ -273,6 +270,7 @@ def _table(title: str, methods: dict[str, Any]) -> str:
 
 def _experts_table(more_experts: dict[str, Any]) -> str:
     rows = []
+    seeds = len(next(iter(more_experts.values()))[SIMILARITY])
     for experts, penalties in more_experts.items():
         for penalty, runs in penalties.items():
             used = [experts_used(run["table"]) for run in runs]
@@ -280,8 +278,8 @@ def _experts_table(more_experts: dict[str, Any]) -> str:
             rows.append((experts, penalty, plus_minus(*mean_and_error(used), 1), plus_minus(*error, 4)))
     return section(
         "More experts than pairs of digits: MNIST, vanilla gate",
-        f"An expert is used if it has the largest weight for at least {MIN_SHARE:.0%} of the test images. The settings "
-        "are those tuned with 5 experts.",
+        f"{seeds} seeds; means with standard errors. An expert is used if it has the largest weight for at least "
+        f"{MIN_SHARE:.0%} of the test images. The settings are those tuned with 5 experts.",
         ("experts", "penalty", "used", "error"),
         rows,
     )
@@ -291,47 +289,45 @@ def plot(results: dict[str, Any]) -> Figure:
     """Plot the images by class and expert, of the first seed (figures 6 and 7)."""
     more_experts = results["data"][MNIST.title]["more_experts"]
     panels = {
-        f"{penalty}, {experts} experts": by_class(runs[0]["table"])
+        f"{penalty}, {experts} experts": dict(zip(DIGITS, runs[0]["table"], strict=True))
         for experts, penalties in more_experts.items()
         for penalty, runs in penalties.items()
     }
     return heatmaps(panels, "digit", "images", highest_count(panels), digits=0, columns=2)
 
 
-def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
+def claims(results: dict[str, Any]) -> list[tuple[str, Verdict]]:
     """Return the claims of the paper, and whether they held."""
-    result: list[tuple[str, bool]] = []
+    result: list[tuple[str, Verdict]] = []
     for title, values in results["data"].items():
         methods = values["methods"]
-
-        def below(ours: str, rival: str, key: str, methods: dict[str, Any] = methods) -> bool:
-            difference, half = paired_interval(_values(methods, ours, key), _values(methods, rival, key))
-            return difference + half < 0
-
+        errors = {name: _values(methods, name, "error") for name in methods}
+        sparsities = {name: _values(methods, name, "sparsity") for name in (VANILLA, ATTENTIVE)}
         result += [
-            (f"{title}: a mixture has a lower error than a single model", below(VANILLA, SINGLE, "error")),
+            (f"{title}: a mixture has a lower error than a single model", is_lower(errors[VANILLA], errors[SINGLE])),
             (
                 f"{title}: the attentive gate has a lower error than the vanilla gate",
-                below(ATTENTIVE, VANILLA, "error"),
+                is_lower(errors[ATTENTIVE], errors[VANILLA]),
             ),
             (
                 f"{title}: the attentive gate is sparser (H_s) than the vanilla gate",
-                below(ATTENTIVE, VANILLA, "sparsity"),
+                is_lower(sparsities[ATTENTIVE], sparsities[VANILLA]),
             ),
             *(
                 (
                     f"{title}: L_s has a lower error than L_importance with the {gate} gate",
-                    below(f"{gate}, {SIMILARITY}", f"{gate}, {IMPORTANCE}", "error"),
+                    is_lower(errors[f"{gate}, {SIMILARITY}"], errors[f"{gate}, {IMPORTANCE}"]),
                 )
                 for gate in (VANILLA, ATTENTIVE)
             ),
             *(
-                (f"{title}: {name} has no higher error than its source", not below(source, name, "error"))
+                (f"{title}: {name} has no higher error than its source", is_not_higher(errors[name], errors[source]))
                 for name, source in DISTILLED.items()
             ),
         ]
     for experts, penalties in results["data"][MNIST.title]["more_experts"].items():
         used = {name: [experts_used(run["table"]) for run in runs] for name, runs in penalties.items()}
-        difference, half = paired_interval(used[SIMILARITY], used[IMPORTANCE])
-        result.append((f"of {experts} experts, L_s uses fewer than L_importance", difference + half < 0))
+        result.append(
+            (f"of {experts} experts, L_s uses fewer than L_importance", is_lower(used[SIMILARITY], used[IMPORTANCE]))
+        )
     return result

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from benchmarks.papers import plots as figures
 from benchmarks.papers.mixtures import Effort, Fit, Method, Problems, Split, evaluate, glorot, train
 from benchmarks.papers.tuning import FRESH_SEED, Grid, tune
+from benchmarks.papers.verdicts import Verdict, all_of, is_lower
 from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
@@ -244,33 +245,28 @@ def plot(results: dict[str, Any]) -> Figure:
     return figure
 
 
-def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
+def claims(results: dict[str, Any]) -> list[tuple[str, Verdict]]:
     """Return the claims of the paper and ours, and whether they held at the largest number of tasks."""
     size = list(results["methods"][TOP_K]["tasks"])[-1]
-    at_size = {name: method["tasks"][size] for name, method in results["methods"].items()}
-
-    def is_below(key: str, name: str, rival: str) -> bool:
-        difference, half_width = paired_interval(at_size[name][key], at_size[rival][key])
-        return difference + half_width < 0
-
-    ablations = [name for name in at_size if name.startswith("Ablation")]
+    errors = {name: method["tasks"][size]["error"] for name, method in results["methods"].items()}
+    related = {name: method["tasks"][size]["related"] for name, method in results["methods"].items()}
     return [
         (
             f"{DSELECT_K} has a lower error than {TOP_K} at {size} tasks (the paper: 40 % lower)",
-            is_below("error", DSELECT_K, TOP_K),
+            is_lower(errors[DSELECT_K], errors[TOP_K]),
         ),
         (
             f"related tasks share more experts than with {TOP_K} at {size} tasks (the paper: 76 % more)",
-            is_below("related", TOP_K, DSELECT_K),
+            is_lower(related[TOP_K], related[DSELECT_K]),
         ),
         (
             f"{DSELECT_K} has a lower error than both ablations at {size} tasks",
-            all(is_below("error", DSELECT_K, rival) for rival in ablations),
+            all_of([is_lower(errors[DSELECT_K], errors[name]) for name in errors if name.startswith("Ablation")]),
         ),
         *(
             (
                 f"ours, not the paper's: {DSELECT_K_SIMILAR} has a lower error than {rival} at {size} tasks",
-                is_below("error", DSELECT_K_SIMILAR, rival),
+                is_lower(errors[DSELECT_K_SIMILAR], errors[rival]),
             )
             for rival in (TOP_K, TOP_K_SIMILAR)
         ),

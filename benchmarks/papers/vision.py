@@ -17,6 +17,7 @@ from benchmarks.papers.convolutions import ConvolutionalExperts, Dense, Shape
 from benchmarks.papers.images import CLASSES, SOURCES, Images, read_images, with_validation
 from benchmarks.papers.mixtures import Effort, Fit, Method, Problems, Split, evaluate, train
 from benchmarks.papers.tuning import FRESH_SEED, Grid, tune
+from benchmarks.papers.verdicts import Verdict, is_lower, is_not_higher
 from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
@@ -41,12 +42,13 @@ QUICK_ROWS: dict[Split, int] = {"train": 32, "validation": 8, "test": 8}
 EFFORT, QUICK = Effort(steps=1_950, batch=256), Effort(steps=2, batch=8)
 GRID = Grid(gate_rates=(1e-2,), rates=(1e-3, 3e-3))
 SCHEDULE = ConvergenceConfig(anneal_from=0.2, anneal_until=0.6, hold_alpha_until=0.3)
-DSELECT_K, TOP_K, SHARED = "DSelect-k", "Top-k", "Shared bottom"
+DSELECT_K, TOP_K, GUMBEL, SHARED = "DSelect-k", "Top-k", "Gumbel softmax", "Shared bottom"
+DSELECT_K_PER_EXAMPLE = f"{DSELECT_K}, per example"
 METHODS = (
     Method(DSELECT_K, DSelectKConfig(k=2), convergence=SCHEDULE),
     Method(TOP_K, TopKConfig(kind="top_k", k=2), convergence=SCHEDULE),
-    Method("Gumbel softmax", GumbelSoftmaxConfig(kind="gumbel_softmax"), convergence=SCHEDULE),
-    Method(f"{DSELECT_K}, per example", DSelectKConfig(k=2, per_example=True), convergence=SCHEDULE),
+    Method(GUMBEL, GumbelSoftmaxConfig(kind="gumbel_softmax"), convergence=SCHEDULE),
+    Method(DSELECT_K_PER_EXAMPLE, DSelectKConfig(k=2, per_example=True), convergence=SCHEDULE),
     Method(f"{TOP_K}, per example", TopKConfig(kind="top_k", k=2, per_example=True), convergence=SCHEDULE),
     Method("Softmax", SoftmaxConfig(kind="softmax"), convergence=SCHEDULE),
     Method(SHARED, SharedBottomConfig(kind="shared_bottom"), convergence=SCHEDULE),
@@ -289,19 +291,20 @@ def plot(results: dict[str, Any]) -> Figure:
     return figure
 
 
-def claims(results: dict[str, Any]) -> list[tuple[str, bool]]:
+def claims(results: dict[str, Any]) -> list[tuple[str, Verdict]]:
     """Return the claims of the paper, and whether they held."""
-    result = []
+    result: list[tuple[str, Verdict]] = []
     for title, methods in results["data"].items():
-
-        def ahead(ours: str, rival: str, methods: dict[str, Any] = methods) -> bool:
-            difference, half = paired_interval(_mean_accuracy(methods[ours]), _mean_accuracy(methods[rival]))
-            return difference - half > 0
-
+        accuracies = {name: _mean_accuracy(values) for name, values in methods.items()}
+        ours = accuracies[DSELECT_K]
         result += [
-            (f"{title}: DSelect-k is more accurate than Top-k", ahead(DSELECT_K, TOP_K)),
-            (f"{title}: DSelect-k is more accurate than Gumbel softmax", ahead(DSELECT_K, "Gumbel softmax")),
-            (f"{title}: DSelect-k is more accurate than a shared bottom", ahead(DSELECT_K, SHARED)),
-            (f"{title}: per-example DSelect-k is not more accurate than static", not ahead(METHODS[3].name, DSELECT_K)),
+            *(
+                (f"{title}: DSelect-k is more accurate than {label}", is_lower(accuracies[rival], ours))
+                for label, rival in ((TOP_K, TOP_K), (GUMBEL, GUMBEL), ("a shared bottom", SHARED))
+            ),
+            (
+                f"{title}: per-example DSelect-k is not more accurate than static",
+                is_not_higher(accuracies[DSELECT_K_PER_EXAMPLE], ours),
+            ),
         ]
     return result

@@ -103,13 +103,13 @@ def made_up(losses: dict[str, float], experts: dict[str, float]) -> dict[str, An
 
 
 def test_claims_compare_losses_and_experts_beyond_their_intervals() -> None:
-    def held(losses: dict[str, float], experts: dict[str, float]) -> list[bool]:
-        return [held for _, held in claims(made_up(losses, experts))]
+    def verdicts(losses: dict[str, float], experts: dict[str, float]) -> list[str]:
+        return [verdict for _, verdict in claims(made_up(losses, experts))]
 
     fewer = {DSELECT_K: 1.5, DSELECT_K_PER_EXAMPLE: 1.0}
-    assert held({}, {}) == [False, False, False]
-    assert held({DSELECT_K_PER_EXAMPLE: 0.4, SOFTMAX: 0.6}, fewer) == [True, True, True]
-    assert held({DSELECT_K: 0.4, GUMBEL: 0.3}, {DSELECT_K: 1.5}) == [False, False, False]
+    assert verdicts({}, {}) == ["not decided", "not decided", "failed"]
+    assert verdicts({DSELECT_K_PER_EXAMPLE: 0.4, SOFTMAX: 0.6}, fewer) == ["held", "held", "held"]
+    assert verdicts({DSELECT_K: 0.4, GUMBEL: 0.3}, {DSELECT_K: 1.5}) == ["failed", "not decided", "failed"]
 
 
 def test_missing_or_unusable_files_are_named_with_their_source(

@@ -105,12 +105,12 @@ def made_up(gains: dict[str, float]) -> dict[str, Any]:
 
 
 def test_claims_hold_if_every_task_is_better_beyond_its_interval() -> None:
-    def held(gains: dict[str, float]) -> list[bool]:
-        return [held for _, held in recommender.claims(made_up(gains))]
+    def verdicts(gains: dict[str, float]) -> list[str]:
+        return [verdict for _, verdict in recommender.claims(made_up(gains))]
 
-    assert held({"click": 0.1, "time": -0.1, "like": 0.2}) == [True, True, True, False]
-    assert held({"click": 0.1, "time": 0.1, "like": 0.05})[:2] == [False, False], "a higher RMSE is worse"
-    assert held({"click": 0.0, "time": -0.1, "like": 0.2})[0] is False, "equal within the interval"
+    assert verdicts({"click": 0.1, "time": -0.1, "like": 0.2}) == ["held", "held", "held", "failed"]
+    assert verdicts({"click": 0.1, "time": 0.1, "like": 0.05})[:2] == ["failed", "failed"], "a higher RMSE is worse"
+    assert verdicts({"click": 0.0, "time": -0.1, "like": 0.2})[0] == "not decided", "equal within the interval"
     claim, _ = recommender.claims(made_up({"click": -0.1, "time": -0.1, "like": 0.2}))[0]
     assert claim.endswith("(here beyond the interval: ahead on 2, behind on 1)")
 
