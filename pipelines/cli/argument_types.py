@@ -59,6 +59,17 @@ def fraction(text: str) -> float:
     return number
 
 
+def share(text: str) -> float:
+    """Convert a number above 0, at most 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, at most 1")
+    return number
+
+
 def port(text: str) -> int:
     """Convert a TCP port."""
     if not text.isdecimal() or int(text) > 65535:

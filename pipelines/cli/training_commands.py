@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.cli.argument_types import location, positive_int
+from pipelines.cli.argument_types import location, positive_int, share
 from pipelines.cli.command_group import CommandGroup
 from pipelines.cli.options import CONFIG, JSON, RUN, add_bad_row_limit, add_overrides, bad_row_limit, dump_json
 from ranking.errors import RankerError, UsageError
@@ -89,6 +89,7 @@ def add_commands(commands: CommandGroup) -> None:
         help="evaluate the values of this feature separately, or new_user or new_item; may be repeated; replaces the "
         "configured slices",
     )
+    _add_users(evaluate)
     evaluate.add_argument(
         "--importance",
         action="store_true",
@@ -108,11 +109,22 @@ def add_commands(commands: CommandGroup) -> None:
         help="Parquet file or folder with labels, a path or URI (default: the test split of A, or of B if A is a "
         "bundle)",
     )
+    _add_users(compare)
     compare.add_argument("--json", action="store_true", help=JSON)
 
     report = commands.add("report", "write the report of a run as one self-contained HTML page", _report_command)
     report.add_argument("source", type=Path, metavar="RUN", help=RUN)
     report.add_argument("--out", type=Path, help="HTML file; an existing file is replaced (default: RUN/report.html)")
+
+
+def _add_users(command: argparse.ArgumentParser) -> None:
+    """Add the share of the users to evaluate."""
+    command.add_argument(
+        "--users",
+        type=share,
+        metavar="SHARE",
+        help="evaluate only the rows of this share of the users, such as 0.01 (default: evaluation.users)",
+    )
 
 
 def _add_run_folder(command: argparse.ArgumentParser) -> None:
@@ -222,6 +234,7 @@ def _evaluate_command(arguments: argparse.Namespace) -> None:
         resolve_scorers(arguments.source),
         arguments.logs,
         arguments.slices,
+        arguments.users,
         baselines=True,
         importance=arguments.importance,
     )
@@ -247,7 +260,9 @@ def _compare_command(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation.format import format_comparison
     from pipelines.evaluation.sources import resolve_scorers
 
-    comparison = compare(resolve_scorers(arguments.a), resolve_scorers(arguments.b), arguments.logs, baselines=True)
+    comparison = compare(
+        resolve_scorers(arguments.a), resolve_scorers(arguments.b), arguments.logs, arguments.users, baselines=True
+    )
     comparison = {"a": str(arguments.a), "b": str(arguments.b), **comparison}
     print(dump_json(comparison) if arguments.json else format_comparison(comparison))
 

@@ -209,6 +209,7 @@ class EvaluationConfig(StrictModel):
         bootstrap: bootstrap draws for the intervals; 0 for no intervals.
         baselines: simple models that the model is compared with; an empty list for none.
         importance: whether training ends with the permutation importance of the features.
+        users: share of the users whose rows are evaluated.
     """
 
     slices: ListOf[str] = ()
@@ -216,6 +217,7 @@ class EvaluationConfig(StrictModel):
     bootstrap: NonNegativeInt = 200
     baselines: ListOf[BaselineName] = ("constant", "popularity", "user_mean", "linear", "lightgbm")
     importance: bool = False
+    users: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class ServingConfig(StrictModel):

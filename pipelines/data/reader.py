@@ -29,6 +29,7 @@ from pipelines.data.log_schema import ColumnChecker, bad_row_reasons, required_c
 from pipelines.data.parquet import CSV_HINT, LogFile, OpenFile, find_files, find_log_files, is_csv
 from pipelines.data.replaced_rows import ReplacedRows
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
+from pipelines.data.user_share import in_share
 from ranking.encoding.columns import holds_integers
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError, single_line
@@ -130,13 +131,16 @@ class LogReader:
         """Files of the log, in the order in which ``scan`` reads them."""
         return [file for partition in self._partitions() for file in partition]
 
-    def scan(self, time_range: TimeRange = ALL_TIME, *, drop_duplicates: bool = True) -> Iterator[ScannedChunk]:
+    def scan(
+        self, time_range: TimeRange = ALL_TIME, *, users: float = 1.0, drop_duplicates: bool = True
+    ) -> Iterator[ScannedChunk]:
         """Read, check and complete the rows of a time range in the order of the files.
 
         A row without a time is in no range. Every scan reports it as a bad row.
 
         Args:
             time_range: the rows to read.
+            users: share of the users whose rows are read, see ``in_share``.
             drop_duplicates: whether exact duplicates within a partition are dropped. Rows that a later location
                 replaces always are.
 
@@ -149,6 +153,8 @@ class LogReader:
             for file in partition:
                 for chunk, table, joined, first_row, name in self._read(file, columns, time_range):
                     selected = self._positions_in_range(table, time_range)
+                    if users < 1:
+                        selected = selected[in_share(table[self._schema.columns.user].take(selected), users)]
                     candidates = _take(table, selected)
                     superseded = self._replaced.find(file, candidates)
                     new = np.ones(len(selected), np.bool_)

@@ -28,7 +28,12 @@ LABEL_FIELDS = {"kind", "label", "transform", "mask"}
 
 
 def compare(
-    a: Iterable[Scorer], b: Iterable[Scorer], logs: Uri | None = None, *, baselines: bool = False
+    a: Iterable[Scorer],
+    b: Iterable[Scorer],
+    logs: Uri | None = None,
+    users: float | None = None,
+    *,
+    baselines: bool = False,
 ) -> dict[str, Any]:
     """Compute the metrics of A and B on the rows that both can use, with the evaluation settings of A.
 
@@ -36,23 +41,31 @@ def compare(
         a: one model, or the models of a single-task run.
         b: the same for B.
         logs: a log to use as a whole; default: the test split of A, or of B if A is a bundle.
+        users: share of the users to evaluate; default: that of both models' settings.
         baselines: whether to compare both with the baselines that A configures (B if A is a bundle).
 
     Returns:
-        ``rows``, ``intervals`` (the units that were drawn), ``ndcg_at`` and ``tasks``. Each task has ``rows``,
-        ``measures`` and the number of ``positives`` or the ``label_deviation``. Each metric in ``measures`` has
-        ``a``, ``b``, ``difference`` (B − A), ``interval`` (95 % interval of the difference) and ``better`` ("a" or "b";
-        None if the interval contains 0). ``baselines``, if requested, has ``a`` and ``b``, the entries ``baselines`` of
-        the evaluations of both models on these rows.
+        ``rows``, ``users`` (share of the users), ``intervals`` (the units that were drawn), ``ndcg_at`` and ``tasks``.
+        Each task has ``rows``, ``measures`` and the number of ``positives`` or the ``label_deviation``. Each metric in
+        ``measures`` has ``a``, ``b``, ``difference`` (B − A), ``interval`` (95 % interval of the difference) and
+        ``better`` ("a" or "b"; None if the interval contains 0). ``baselines``, if requested, has ``a`` and ``b``, the
+        entries ``baselines`` of the evaluations of both models on these rows.
 
     Raises:
-        UsageError: A and B have no task in common, or tasks of the same name have different labels.
+        UsageError: A and B have no task in common, tasks of the same name have different labels, or ``users`` is None
+            and the settings of A and B differ.
         LogError: the log cannot be used, or A and B have no usable row in common.
     """
     a, b = list(a), list(b)
     names = _shared_tasks(a, b)
     settings = a[0].settings
-    log_range = (a[0] if a[0].logs is not None else b[0]).log_range(logs)
+    shares = a[0].settings.users, b[0].settings.users
+    if users is None and shares[0] != shares[1]:
+        raise UsageError(
+            f"evaluation.users is {shares[0]:g} for A and {shares[1]:g} for B: choose one share with --users"
+        )
+    users = shares[0] if users is None else users
+    log_range = replace((a[0] if a[0].logs is not None else b[0]).log_range(logs), users=users)
     tasks: dict[str, Any] = {}
     units: list[dict[str, Any]] = []
     predictions: dict[str, Predictions] = {}
@@ -80,6 +93,7 @@ def compare(
                     results[key].append(entry)
     return {
         "rows": max(result["rows"] for result in tasks.values()),
+        "users": users,
         "intervals": min(units, key=lambda entry: entry["units"]),
         "ndcg_at": settings.ndcg_at,
         "tasks": {name: tasks[name] for name in names},

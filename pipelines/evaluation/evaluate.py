@@ -39,12 +39,15 @@ def evaluate_all(
     sources: Iterable[Scorer],
     logs: Uri | None = None,
     slices: Sequence[str] | None = None,
+    users: float | None = None,
     *,
     baselines: bool = False,
     importance: bool = False,
 ) -> dict[str, Any]:
     """Evaluate one model, or several single-task models as if they were one model; see ``evaluate``."""
-    evaluations = [evaluate(source, logs, slices, baselines=baselines, importance=importance) for source in sources]
+    evaluations = [
+        evaluate(source, logs, slices, users, baselines=baselines, importance=importance) for source in sources
+    ]
     return evaluations[0] if len(evaluations) == 1 else single_task.merge_evaluations(evaluations)
 
 
@@ -52,6 +55,7 @@ def evaluate(
     source: Scorer,
     logs: Uri | None = None,
     slices: Sequence[str] | None = None,
+    users: float | None = None,
     *,
     baselines: bool = False,
     importance: bool = False,
@@ -65,6 +69,7 @@ def evaluate(
         source: the model.
         logs: a log to evaluate on as a whole; default: the test split of the model's own log.
         slices: slice names that replace those of the model's settings.
+        users: share of the users that replaces that of the model's settings.
         baselines: whether to fit the configured baselines on the training split and compare the model with them.
         importance: whether to measure the permutation importance of the features.
 
@@ -79,7 +84,9 @@ def evaluate(
         if name not in schema.sliceable:
             raise UsageError(f"{source.name} has no slice '{name}': choose from {', '.join(schema.sliceable)}")
     statistics = GateStatistics(schema.tasks, source.num_experts)
-    log_range = source.log_range(logs)
+    if users is not None:
+        settings = settings.model_copy(update={"users": users})
+    log_range = replace(source.log_range(logs), users=settings.users)
     find_log_files(log_range.path)  # a wrong path is reported before the baselines are fitted
     fitted = fit_baselines(source) if baselines else None
     predict_baselines = fitted.predict if isinstance(fitted, Baselines) else None
@@ -137,6 +144,7 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
             slices[ABSENT][owner]["tasks"][task.name] = compute_metrics(task, without_rows, draws, settings)
     return {
         "rows": len(predictions),
+        "users": settings.users,
         "bad_rows": dict(predictions.bad_rows),
         "intervals": draws.to_json(),
         "ndcg_at": settings.ndcg_at,

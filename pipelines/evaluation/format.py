@@ -29,7 +29,7 @@ def format_evaluation(evaluation: Mapping[str, Any]) -> str:
     blocks = _task_tables(tasks, evaluation["ndcg_at"])
     bad_rows = sum(evaluation.get("bad_rows", {}).values())
     left_out = f"; {bad_rows:,} bad rows are not evaluated" if bad_rows else ""
-    blocks[0].insert(0, f"{evaluation['rows']:,} rows{left_out}; {describe_intervals(evaluation.get('intervals'))}")
+    blocks[0].insert(0, f"{describe_rows(evaluation)}{left_out}; {describe_intervals(evaluation.get('intervals'))}")
     blocks[0][1:1] = describe_few(evaluation)
     baselines = evaluation.get("baselines")
     if lines := verdict(baselines):
@@ -74,7 +74,7 @@ def format_comparison(comparison: Mapping[str, Any]) -> str:
     head = [
         f"A  {comparison['a']}",
         f"B  {comparison['b']}",
-        f"{comparison['rows']:,} rows; * the interval excludes 0",
+        f"{describe_rows(comparison)}; * the interval excludes 0",
         describe_intervals(comparison.get("intervals")),
         *_describe_few(few, comparison.get("intervals")),
         *_describe_deviations(comparison["tasks"]),
@@ -91,6 +91,12 @@ def _describe_deviations(tasks: Mapping[str, Any]) -> list[str]:
     """Return a line with the standard deviation of the labels of the regression tasks, if there are any."""
     deviations = [f"{name} {m['label_deviation']:.4f}" for name, m in tasks.items() if "label_deviation" in m]
     return [f"standard deviation of the labels: {', '.join(deviations)}"] if deviations else []
+
+
+def describe_rows(evaluation: Mapping[str, Any]) -> str:
+    """Describe the rows of an evaluation or comparison; all users are evaluated if it does not record a share."""
+    share = evaluation.get("users", 1.0)
+    return f"{evaluation['rows']:,} rows" + ("" if share == 1 else f" of {100 * share:g} % of the users")
 
 
 def describe_intervals(intervals: Mapping[str, Any] | None) -> str:

@@ -141,13 +141,13 @@ def predict(
     """
     reader = LogReader(log_range.path, source.schema, dict(source.tables), until=log_range.time_range.until)
     with joined_columns(reader, source.schema, log_range.features, source.derived) as joined:
-        return _predict(source, reader.with_joined(joined), log_range.time_range, slices, gate_statistics, baselines)
+        return _predict(source, reader.with_joined(joined), log_range, slices, gate_statistics, baselines)
 
 
 def _predict(
     source: Scorer,
     reader: LogReader,
-    time_range: TimeRange,
+    log_range: LogRange,
     slices: Sequence[str],
     gate_statistics: GateStatistics | None,
     baselines: PredictBaselines | None,
@@ -161,7 +161,7 @@ def _predict(
     files: dict[str, int] = {}
     training_rows = validation_rows = 0  # the latter includes the former
     bad_rows, first_bad = Counter[str](), None
-    for chunk in reader.scan(time_range):
+    for chunk in reader.scan(log_range.time_range, users=log_range.users):
         file = files.setdefault(chunk.file, len(files))
         bad_rows.update(chunk.bad["reason"].to_pylist())
         first_bad = first_bad or first_bad_row(chunk.bad)
@@ -195,7 +195,11 @@ def _predict(
         reasons = "; ".join(f"{count:,} × {reason}" for reason, count in bad_rows.most_common())
         print_status(f"{bad_rows.total():,} bad rows are not evaluated: {reasons} (the first is {first_bad})")
     if not users:
-        raise LogError("there are no rows to evaluate: move logs.test_from, or specify another log with --logs")
+        of_users = "" if log_range.users == 1 else f" of {log_range.users:.4g} of the users"
+        fix = "" if log_range.users == 1 else "increase evaluation.users, "
+        raise LogError(
+            f"there are no rows{of_users} to evaluate: {fix}move logs.test_from, or specify another log with --logs"
+        )
     if training_rows:
         print_status(
             f"{source.name} was trained on data before {source.trained_until}, and {training_rows:,} of these rows are "

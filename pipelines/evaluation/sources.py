@@ -33,17 +33,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogRange:
-    """The rows of a log in a time range.
+    """The rows of a log in a time range, of all users or of a share of them.
 
     Attributes:
         path: location of the log.
         time_range: the time range; by default the whole log.
         features: computed columns of counters and histories of a run, which are used if they contain this log.
+        users: share of the users whose rows are read.
     """
 
     path: Uris
     time_range: TimeRange = ALL_TIME
     features: Path | None = None
+    users: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,16 @@ class Scorer:
         return self.encoder.schema
 
     def log_range(self, logs: Uri | None) -> LogRange:
-        """Return the whole of ``logs``, or by default the test split of the model's own log.
+        """Return the whole of ``logs``, or by default the test split of the model's own log, of the configured users.
 
         Raises:
             LogError: ``logs`` is None and the model is a bundle.
         """
         if logs is not None:
-            return LogRange(logs, features=self.features)
+            return LogRange(logs, features=self.features, users=self.settings.users)
         if self.logs is None:
             raise LogError(f"{self.name} is a bundle, which does not contain a log: specify one with --logs")
-        return LogRange(self.logs.path, split_range(self.logs, "test"), self.features)
+        return LogRange(self.logs.path, split_range(self.logs, "test"), self.features, self.settings.users)
 
 
 def resolve_scorers(path: Path) -> Iterable[Scorer]:

@@ -105,7 +105,7 @@ def daily(
     comparison, regressions, no_power = None, [], None
     if served is not None:
         _compare_counters(repository.bundle_folder(repo, name, served), run, day, allow_poorer_counters)
-        comparison = _compare(repository.bundle_folder(repo, name, served), run)
+        comparison = _compare(repository.bundle_folder(repo, name, served), run, config.evaluation.users)
         regressions = find_regressions(comparison, margin)
         no_power = describe_lack_of_power(comparison, config.objective)
         print_status(format_comparison({**comparison, "a": f"version {served} of {name}", "b": str(folder)}))
@@ -292,9 +292,9 @@ def _print_start(
         )
 
 
-def _compare(served: Path, run: RunFolder) -> dict[str, Any]:
-    """Compare a run with the served bundle on the test split of the run."""
-    comparison = compare(resolve_scorers(served), resolve_scorers(run.path))
+def _compare(served: Path, run: RunFolder, users: float) -> dict[str, Any]:
+    """Compare a run with the served bundle on the test split of the run, for a share of the users."""
+    comparison = compare(resolve_scorers(served), resolve_scorers(run.path), users=users)
     if not any(part["measures"] for part in comparison["tasks"].values()):
         raise LogError(f"{run.path}: no row of its test split has a label, so the models cannot be compared")
     return comparison

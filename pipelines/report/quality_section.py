@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.evaluation.format import describe_few, describe_intervals
+from pipelines.evaluation.format import describe_few, describe_intervals, describe_rows
 from pipelines.report.plots import MANY_TASKS, Axis, Size, calibration_plot
 from pipelines.report.run_data import RunData
 from pipelines.report.section import Section
@@ -63,7 +63,7 @@ def metrics(run_data: RunData) -> Section:
         "Metrics on the test rows, which are not used for training, with "
         f"{'; '.join([describe_intervals(evaluation.get('intervals')), *describe_few(evaluation)])}. "
         "A calibration of 1 means that the mean prediction equals the mean label.",
-        {"tables": tables, "rows": evaluation["rows"], "ndcg_at": f"@{evaluation.get('ndcg_at', 'k')}"},
+        {"tables": tables, "rows": describe_rows(evaluation), "ndcg_at": f"@{evaluation.get('ndcg_at', 'k')}"},
     )
 
 

@@ -89,6 +89,7 @@ def merge_evaluations(evaluations: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
     return {
         "rows": parts[0]["rows"],
+        "users": parts[0].get("users", 1.0),
         "bad_rows": {reason: rows for part in parts for reason, rows in part.get("bad_rows", {}).items()},
         **({"intervals": parts[0]["intervals"]} if "intervals" in parts[0] else {}),
         "ndcg_at": parts[0]["ndcg_at"],

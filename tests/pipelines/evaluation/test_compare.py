@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import ranking
 from pipelines.evaluation.compare import compare
 from pipelines.evaluation.differences import metric_difference
 from pipelines.evaluation.evaluate import evaluate
+from pipelines.evaluation.format import format_comparison
 from pipelines.evaluation.sources import Scorer, bundle_scorer, resolve_scorers, run_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
@@ -262,6 +264,28 @@ def test_compare_bundle_as_a_uses_the_test_split_of_b(with_tab: RunFolder, froze
 def test_compare_two_bundles_without_logs_fails(frozen: Scorer) -> None:
     with pytest.raises(LogError, match="bundle is a bundle, which does not contain a log: specify one with --logs"):
         compare([frozen], [frozen])
+
+
+# A share of the users.
+
+
+def test_compare_on_a_share_of_the_users(with_tab: RunFolder, without_tab: RunFolder) -> None:
+    a, b = list(run_scorers(with_tab)), list(run_scorers(without_tab))
+    everyone, some = compare(a, b), compare(a, b, users=0.5)
+    assert (everyone["users"], some["users"]) == (1.0, 0.5)
+    assert 0 < some["rows"] < everyone["rows"]
+    assert some["intervals"]["units"] < everyone["intervals"]["units"]
+    text = format_comparison({"a": "a", "b": "b", **some})
+    assert f"{some['rows']} rows of 50 % of the users; * the interval excludes 0" in text
+
+
+def test_compare_with_different_shares_of_the_users_needs_one(with_tab: RunFolder, frozen: Scorer) -> None:
+    settings = frozen.settings.model_copy(update={"users": 0.5})
+    a, b = list(run_scorers(with_tab)), [dataclasses.replace(frozen, settings=settings)]
+    message = r"evaluation\.users is 1 for A and 0\.5 for B: choose one share with --users"
+    with pytest.raises(UsageError, match=message):
+        compare(a, b)
+    assert compare(a, b, users=0.5)["users"] == 0.5
 
 
 # Shared tasks.

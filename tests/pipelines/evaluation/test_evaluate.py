@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,9 @@ from pipelines.evaluation.predict import Predictions, predict
 from pipelines.evaluation.sources import LogRange, bundle_scorer, run_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
+from pipelines.report.page import write_report
 from pipelines.runs.run import RunFolder
+from ranking.artifacts.atomic_files import write_json
 from ranking.errors import LogError, RankerError, UsageError
 from ranking.frozen.calibration import Calibration, Platt
 from ranking.schema import Task
@@ -242,7 +245,8 @@ def test_gauc_by_user_day_equals_gauc_on_one_day_only(bundle: Path, logs: Path, 
 
 def test_evaluation_has_the_documented_keys(run: RunFolder) -> None:
     result = evaluate_all(run_scorers(run))
-    assert set(result) == {"rows", "bad_rows", "intervals", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
+    metrics = {"tasks", "calibration_curves", "slices", "gates"}
+    assert set(result) == {"rows", "users", "bad_rows", "intervals", "ndcg_at"} | metrics
     schema = run.load_config().serving_schema
     assert list(result["tasks"]) == schema.task_names
     for task in schema.tasks:
@@ -288,6 +292,58 @@ def test_evaluate_with_an_unknown_slice_fails(run: RunFolder, bundle: Path, day:
         evaluate_all(run_scorers(run), slices=["color"])
     with pytest.raises(UsageError, match=message):
         evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day, ["color"])
+
+
+# A share of the users.
+
+
+def test_evaluate_a_share_of_the_users_reads_their_rows_only(
+    bundle: Path, logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scores, labels and users are those of the same rows in an evaluation of all users."""
+    scorer = bundle_scorer(ranking.load(bundle), "bundle")
+    everyone = predict(scorer, LogRange(logs / "log"))
+    some = predict(scorer, LogRange(logs / "log", users=0.5))
+    rows = np.flatnonzero(np.isin(everyone.users, some.users))
+    assert 0 < len(some) < len(everyone)
+    assert np.array_equal(everyone.positions[rows], some.positions), "every row of a chosen user"
+    np.testing.assert_allclose(everyone.outputs[rows], some.outputs, rtol=1e-5, atol=1e-6)
+    evaluation = evaluate(scorer, logs / "log", users=0.5)
+    assert (evaluation["users"], evaluation["rows"]) == (0.5, len(some))
+    assert main(["evaluate", str(bundle), "--logs", str(logs / "log"), "--users", "0.5"]) == 0
+    assert f"{len(some):,} rows of 50 % of the users; " in capsys.readouterr().out
+
+
+def test_configured_share_of_the_users_applies_to_run_bundle_and_report(copied_run: RunFolder, tmp_path: Path) -> None:
+    text = re.sub(r"(?m)^users = 1\.0$", "users = 0.4", copied_run.config.read_text())
+    copied_run.config.write_text(text)
+    evaluation = evaluate_all(run_scorers(copied_run))
+    assert evaluation["users"] == 0.4
+    assert evaluate_all(run_scorers(copied_run), users=1.0)["rows"] > evaluation["rows"]
+    freeze_run(copied_run.path, tmp_path / "bundle")
+    assert bundle_scorer(ranking.load(tmp_path / "bundle"), "bundle").settings.users == 0.4
+    write_json(evaluation, copied_run.evaluation)
+    text = write_report(copied_run.path).read_text()
+    assert f"{evaluation['rows']:,} rows of 40 % of the users." in text
+
+
+def test_importance_of_a_share_of_the_users_uses_their_rows(bundle: Path, logs: Path) -> None:
+    evaluation = evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log", users=0.5, importance=True)
+    assert evaluation["importance"]["rows"] == evaluation["rows"]
+
+
+def test_evaluate_a_share_without_users_says_what_to_change(bundle: Path, logs: Path) -> None:
+    with pytest.raises(
+        LogError, match=r"there are no rows of 1e-06 of the users to evaluate: increase evaluation\.users"
+    ):
+        evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log", users=1e-6)
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "-0.1", "all", "nan"])
+def test_share_of_the_users_out_of_range_is_rejected(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["evaluate", "bundle", f"--users={share}"])
+    assert f"argument --users: {share!r} is not a number above 0, at most 1" in capsys.readouterr().err
 
 
 # Training rows.

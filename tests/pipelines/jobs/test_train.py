@@ -167,7 +167,8 @@ def test_selection_file_describes_the_best_weights_not_the_last(shop: Shop) -> N
 
 def test_evaluation_file_equals_an_evaluation_of_the_test_split(run: RunFolder) -> None:
     data = read_json(run.evaluation)
-    assert set(data) == {"rows", "bad_rows", "intervals", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
+    metrics = {"tasks", "calibration_curves", "slices", "gates"}
+    assert set(data) == {"rows", "users", "bad_rows", "intervals", "ndcg_at"} | metrics
     assert data == json.loads(json.dumps(evaluate_all(run_scorers(run))))
 
 

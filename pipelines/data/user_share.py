@@ -1,0 +1,30 @@
+"""A share of the users, chosen by the hash of their ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ranking.encoding.vocabulary import hash_column, mix_hashes
+
+SALT = np.int64(0x5EED)
+"""Mixed into the hashes, so that the share is independent of ``hash_buckets`` and of the users of a canary."""
+
+
+def in_share(users: pa.ChunkedArray, share: float) -> npt.NDArray[np.bool_]:
+    """Return the mask of the rows whose user is in the share [rows].
+
+    The choice depends on the id and the share alone. A larger share contains a smaller one. A row without a user is in
+    no share below 1.
+
+    Args:
+        users: user id of each row.
+        share: share of the users, above 0 and at most 1.
+    """
+    if share == 1:
+        return np.ones(len(users), np.bool_)
+    hashes = hash_column(users.combine_chunks())
+    mixed = mix_hashes([hashes, np.full(len(hashes), SALT)])
+    chosen: npt.NDArray[np.bool_] = (hashes != 0) & (mixed < share * 2.0**63)
+    return chosen
