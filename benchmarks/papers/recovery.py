@@ -41,7 +41,7 @@ GRIDS = {
 }
 EFFORT, TUNING_PROBLEMS = Effort(steps=2_000, batch=256), 20
 QUICK, QUICK_ROWS = Effort(steps=40, batch=64), 500
-RECORD_EVERY, EARLY_STEPS = 10, 200
+RECORD_EVERY, EARLY_STEPS = 10, 300
 PAPER = {DSELECT_K: "4", TOP_K: "1"}
 """Experts that the paper's tuned models recovered, on one problem."""
 
