@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ranking.model.dropout import dropout
+
 ALIGNED = 16
 """Float32 values in 64 bytes. The input gradient is 1.5 times slower if the width is not a multiple of this."""
 
@@ -72,5 +74,5 @@ class StackedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, batch, inputs], or [batch, inputs] shared by all networks, to [n, batch, last width]."""
         for layer in self.stack:
-            x = F.dropout(F.relu(layer(x)), self.dropout, self.training)
+            x = dropout(F.relu(layer(x)), self.dropout, self.training)
         return x

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ranking.model.dropout import dropout
+
 
 class WeightedSum(nn.Module):
     """``sum``: m_t = Σᵢ w_ti Eᵢ, as published (DSelect-k, section 2)."""
@@ -90,7 +92,7 @@ class SideBySide(nn.Module):
         wide = self.factors(weights).transpose(1, 2).reshape(experts * width, tasks * units)
         x = hidden.transpose(0, 1).reshape(-1, experts * width)
         outputs = torch.addmm(self.bias.flatten(), x, wide).view(-1, tasks, units).transpose(0, 1)
-        return F.dropout(F.relu(outputs), self.dropout, self.training)
+        return dropout(F.relu(outputs), self.dropout, self.training)
 
     def factors(self, weights: Tensor) -> Tensor:
         """Return k w_ti W_ti [experts, tasks, width, units] for gate weights [tasks, experts]."""
