@@ -104,6 +104,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "daily": {"enabled": True},
             "distributed": {"enabled": True, "pods": 3, "gpu": True},
         },
+        "autoscaling": {"prometheus": "http://prometheus.monitoring:9090"},
         "networkPolicy": {"egress": [{"ports": [{"port": 6379}], "to": [{"podSelector": {}}]}]},
         "serviceAccount": {"create": True, "annotations": {"example.com/role": "models"}},
         "ingress": {
@@ -175,7 +176,7 @@ def objects_of(variant: str) -> dict[str, dict[str, Any]]:
 
 
 def pod_templates(variant: str) -> dict[str, dict[str, Any]]:
-    """Pod templates by role: ``serving``, ``daily``, ``follow``, ``collect``, ``collect-feedback``, ``Master`` …"""
+    """Pod templates by role: ``serving``, ``daily``, ``follow``, ``collect``, ``collect-feedback``, ``training``."""
     templates = {}
     for manifest in objects_of(variant).values():
         if manifest["kind"] == "Deployment":
@@ -183,8 +184,9 @@ def pod_templates(variant: str) -> dict[str, dict[str, Any]]:
             templates[template["metadata"]["labels"]["app.kubernetes.io/component"]] = template
         if manifest["kind"] == "CronJob":
             templates["daily"] = manifest["spec"]["jobTemplate"]["spec"]["template"]
-        if manifest["kind"] == "PyTorchJob":
-            templates |= {role: spec["template"] for role, spec in manifest["spec"]["pytorchReplicaSpecs"].items()}
+        if manifest["kind"] == "TrainingRuntime":
+            (job,) = manifest["spec"]["template"]["spec"]["replicatedJobs"]
+            templates["training"] = job["template"]["spec"]["template"]
     return templates
 
 
@@ -235,7 +237,7 @@ def test_chart_objects_match_schemas_of_supported_kubernetes_versions(version: s
         templates = [
             {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
             for role, template in pod_templates(variant).items()
-            if role in ("Master", "Worker")  # the others are parts of objects that Kubernetes defines
+            if role == "training"  # the others are parts of objects that Kubernetes defines
         ]
         for manifest in [*objects_of(variant).values(), *templates]:
             if manifest["kind"] not in CUSTOM_RESOURCE_SCHEMAS:
@@ -471,7 +473,7 @@ def test_every_pod_has_one_network_policy_that_closes_its_egress() -> None:
             assert rules == [{"to": peers} for peers in ranks] + (
                 values["egress"] if role == "serving" else values.get("trainingEgress", [])
             )
-            if role in ("Master", "Worker"):
+            if role == "training":
                 assert selects(ranks[0][0]["podSelector"], labels)
             open_ports = {port["port"] for rule in policy["ingress"] for port in rule.get("ports", ())}
             assert {port["name"] for port in container_of(variant, role).get("ports", ())} <= open_ports
@@ -504,9 +506,46 @@ def test_chart_values_are_those_that_the_documentation_and_the_service_assume() 
 
 
 def test_distributed_training_starts_a_process_per_gpu() -> None:
-    job = objects_of("all")["PyTorchJob/ranker-first"]["spec"]
-    for role in job["pytorchReplicaSpecs"]:
-        assert str(container_of(role=role)["resources"]["limits"]["nvidia.com/gpu"]) == job["nprocPerNode"]
+    job, runtime = (objects_of("all")[f"{kind}/ranker-first"]["spec"] for kind in ("TrainJob", "TrainingRuntime"))
+    assert container_of(role="training")["resources"]["limits"]["nvidia.com/gpu"] == job["trainer"]["numProcPerNode"]
+    assert runtime["mlPolicy"]["numNodes"] == job["trainer"]["numNodes"] == 3
+
+
+def test_distributed_training_has_the_names_that_kubeflow_trainer_requires() -> None:
+    """It gives torchrun its environment variables in the container ``node`` of the job with this label only."""
+    job, runtime = (objects_of("all")[f"{kind}/ranker-first"] for kind in ("TrainJob", "TrainingRuntime"))
+    reference = job["spec"]["runtimeRef"]
+    group, _, _ = runtime["apiVersion"].partition("/")
+    assert reference == {"apiGroup": group, "kind": runtime["kind"], "name": runtime["metadata"]["name"]}
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert replicated["name"] == container_of(role="training")["name"] == "node"
+    assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+
+
+def test_autoscaler_is_the_same_with_keda() -> None:
+    """KEDA creates a HorizontalPodAutoscaler with these values."""
+    objects = objects_of("all")
+    assert "HorizontalPodAutoscaler/ranker" not in objects, "two autoscalers would work against each other"
+    own, keda = objects_of("default")["HorizontalPodAutoscaler/ranker"]["spec"], objects["ScaledObject/ranker"]["spec"]
+    queue, cpu = own["metrics"]
+    prometheus, percent = keda["triggers"]
+    assert prometheus["metricType"] == queue["pods"]["target"]["type"]
+    assert prometheus["metadata"]["threshold"] == queue["pods"]["target"]["averageValue"]
+    assert percent["metadata"]["value"] == str(cpu["resource"]["target"]["averageUtilization"])
+    assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == own["behavior"]
+    assert keda["scaleTargetRef"]["name"] == own["scaleTargetRef"]["name"]
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (own["minReplicas"], own["maxReplicas"])
+
+
+def test_keda_queries_the_pods_of_the_release_only() -> None:
+    """The labels are those that the ServiceMonitor gives to the series of the operations service."""
+    objects = objects_of("all")
+    labels = 'job="ranker",namespace="feed",service="ranker-operations"'
+    query = objects["ScaledObject/ranker"]["spec"]["triggers"][0]["metadata"]["query"]
+    assert query == f"sum(avg_over_time(ranker_queue_rows{{{labels}}}[2m]))"
+    assert "Service/ranker-operations" in objects
+    (endpoint,) = objects["ServiceMonitor/ranker"]["spec"]["endpoints"]
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "ranker"}]
 
 
 def test_objects_select_the_pods_and_ports_of_the_release() -> None:
@@ -552,6 +591,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"workers": 2}}, "settings.threads: required if settings.workers > 1"),
     ({"settings": {"keys": "keys.json"}}, "invalid propertyName 'keys'"),
     ({"gpu": 2}, "/gpu"),
+    ({"autoscaling": {"prometheus": "prometheus:9090"}}, "/autoscaling/prometheus"),
     ({"networkPolicy": {"monitoring": []}}, "/networkPolicy/monitoring"),
     ({"feedback": {"path": "/data"}}, "/feedback"),
     (
