@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +11,7 @@ import pyarrow.compute as pc
 
 from ranking.encoding.columns import is_list, read_column, to_canonical
 from ranking.encoding.encoder import Encoder, Scale, transform_column, transform_numbers
+from ranking.encoding.id_counts import IdCounts
 from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdMapping, Vocabulary
 from ranking.errors import InvalidInputError
 from ranking.schema import BucketsFeature, IdFeature, NumericFeature, PooledFeature, Schema, SparseFeature
@@ -131,14 +130,13 @@ class EncoderFitter:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._counts: dict[str, Counter[Any]] = {
-            feature.table: Counter()
+        self._counted = {
+            feature.table
             for feature in schema.sparse
             if isinstance(feature, IdFeature) and feature.hash_buckets is None
         }
-        self._types: dict[
-            str, tuple[pa.DataType, str]
-        ] = {}  # The type of each table's ids and the first column with it.
+        self._counts: dict[str, IdCounts] = {}
+        self._first_columns: dict[str, str] = {}  # Column of the first ids of each table, which determine their type.
         self._moments = {feature.name: _Moments() for feature in schema.numerics}
         self._samples = {
             feature.name: _Sample(SAMPLED_FOR_BINS if isinstance(feature, NumericFeature) else SAMPLED_NUMBERS)
@@ -161,21 +159,21 @@ class EncoderFitter:
                 self._moments[feature.name].add(column, feature.transform)
             if feature.name in self._samples:
                 self._samples[feature.name].add(column)
-            elif isinstance(feature, IdFeature) and feature.table in self._counts:
+            elif isinstance(feature, IdFeature) and feature.table in self._counted:
                 self._count(feature.table, pc.list_flatten(column) if is_list(column.type) else column, feature.column)
 
     def _count(self, name: str, ids: pa.Array, field: str) -> None:
         if pa.types.is_null(ids.type):
             return
-        dtype, first_field = self._types.setdefault(name, (ids.type, field))
-        if ids.type != dtype:
+        counts = self._counts.setdefault(name, IdCounts(ids.type))
+        first_field = self._first_columns.setdefault(name, field)
+        if ids.type != counts.dtype:
             other = (
                 "rows read before" if first_field == field else f"column '{first_field}', which shares table '{name}'"
             )
-            reason = f"holds {_type_name(ids.type)}, but {_type_name(dtype)} in {other}: write ids of one type"
+            reason = f"holds {_type_name(ids.type)}, but {_type_name(counts.dtype)} in {other}: write ids of one type"
             raise InvalidInputError(field, reason)
-        counts = pc.value_counts(ids.drop_null())
-        self._counts[name].update(dict(zip(*(counts.field(i).to_pylist() for i in (0, 1)), strict=True)))
+        counts.add(ids)
 
     def encoder(self) -> Encoder:
         """Return the fitted encoder; vocabularies are in descending order of count, then in order of value."""
@@ -185,13 +183,11 @@ class EncoderFitter:
 
     def rare_shares(self) -> dict[str, float]:
         """Return the share of the training ids of each vocabulary that occur less often than ``min_count``."""
-        shares = {}
-        for name, feature in self._schema.tables.items():
-            if isinstance(feature, IdFeature) and name in self._counts:
-                counts = self._counts[name]
-                rare = sum(count for count in counts.values() if count < feature.min_count)
-                shares[name] = rare / max(counts.total(), 1)
-        return shares
+        return {
+            name: self._counts[name].rare_share(feature.min_count) if name in self._counts else 0.0
+            for name, feature in self._schema.tables.items()
+            if isinstance(feature, IdFeature) and name in self._counted
+        }
 
     def _id_mapping(self, name: str, feature: SparseFeature) -> IdMapping:
         if isinstance(feature, BucketsFeature):
@@ -200,10 +196,8 @@ class EncoderFitter:
             return Bucketizer(self._samples[name].boundaries(feature.count))
         if feature.hash_buckets is not None:
             return HashBuckets(feature.hash_buckets)
-        counts = self._counts[name]
-        kept = sorted((v for v, n in counts.items() if n >= feature.min_count), key=lambda v: (-counts[v], v))
-        dtype, _ = self._types.get(name, (pa.string(), ""))
-        return Vocabulary(pa.array(kept, dtype))
+        counts = self._counts.get(name)
+        return Vocabulary(pa.array([], pa.string()) if counts is None else counts.frequent(feature.min_count))
 
 
 def _check_default_type(column: pa.Array, feature: IdFeature) -> None:
