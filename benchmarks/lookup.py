@@ -111,7 +111,7 @@ import numpy as np
 
 from benchmarks.lookup import KINDS, encoder_of, schema_of
 from ranking.lookup.feature_index import FeatureIndex
-from ranking.lookup.npy import map_file
+from ranking.ids.npy import map_file
 from service.models.sealed_copy import copy_file
 
 

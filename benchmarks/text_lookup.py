@@ -27,9 +27,9 @@ from benchmarks.lookup import KINDS, encoder_of, schema_of, table_of
 from benchmarks.serving.reference import write_reference
 from pipelines.bench.requests import Requests
 from ranking.artifacts import bundle
+from ranking.ids.index import write_id_index
+from ranking.ids.text import WORD_SIZE
 from ranking.lookup.feature_index import FeatureIndex, write_feature_index
-from ranking.lookup.id_index import write_id_index
-from ranking.lookup.id_text import WORD_SIZE
 from service.backends.select import select_backend
 
 LENGTHS = (8, 16, 36)

@@ -39,8 +39,8 @@ from ranking.errors import BundleError, RankerError
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.ranker import FrozenRanker, score_table
 from ranking.frozen.weights import FrozenModel, Weights, prefixes, validate_weight_shapes
+from ranking.ids.npy import ReadFile, map_file
 from ranking.lookup.feature_index import FeatureIndex, write_feature_index
-from ranking.lookup.npy import ReadFile, map_file
 from ranking.regular_files import read_parquet, read_regular
 from ranking.schema import Objective, Schema
 from ranking.schema.validation_errors import format_validation_error

@@ -18,7 +18,7 @@ from ranking.counters.stored_sums import StoredSums
 from ranking.encoding.columns import coalesce
 from ranking.encoding.vocabulary import FloatArray, IdArray
 from ranking.errors import InvalidInputError
-from ranking.lookup.npy import ReadFile, map_file
+from ranking.ids.npy import ReadFile, map_file
 from ranking.schema import Counter, Schema
 
 

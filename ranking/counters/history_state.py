@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from ranking.encoding.vocabulary import IdArray
-from ranking.lookup.id_index import NOT_FOUND, IdIndex, write_id_index
-from ranking.lookup.npy import ReadFile, map_file
+from ranking.ids.index import NOT_FOUND, IdIndex, write_id_index
+from ranking.ids.npy import ReadFile, map_file
 from ranking.schema import History
 
 

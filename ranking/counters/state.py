@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 from ranking.counters.keys import NO_KEY, CounterKeys
 from ranking.counters.values import MICROSECONDS, NEVER, Sums, counter_values, decay
 from ranking.encoding.vocabulary import FloatArray, IdArray, mix_hashes
-from ranking.lookup.id_index import IdIndex, write_id_index
-from ranking.lookup.npy import ReadFile, map_file, open_array
+from ranking.ids.index import IdIndex, write_id_index
+from ranking.ids.npy import ReadFile, map_file, open_array
 from ranking.regular_files import read_regular
 from ranking.schema import Counter
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ranking.encoding.columns import canonical_ids, cast_ids, coalesce, to_canonical
 from ranking.errors import InvalidInputError
+from ranking.ids.index import NOT_FOUND, IdIndex
 from ranking.schema import ID_OWNERS, InputFeature, NumberFeature, NumericFeature, Owner, Schema
 
 
@@ -35,18 +37,18 @@ class FeatureTable:
             raise InvalidInputError(key, f"the id column is missing (found: {', '.join(table.column_names)})")
         self.ids = canonical_ids(table[key].combine_chunks(), key)
         self.key_type: pa.DataType = self.ids.type
-        values = self.ids.to_pylist()
-        self._row = {value: row for row, value in enumerate(values)}
-        if None in self._row:
-            raise InvalidInputError(key, "an id is null: every row needs one", values.index(None))
-        if len(self._row) < len(values):
-            first = next(row for row, value in enumerate(values) if self._row[value] != row)
-            raise InvalidInputError(key, f"id {values[first]!r} occurs twice: keep one row per id", first)
+        if self.ids.null_count:
+            row = self.ids.is_null().index(True).as_py()
+            raise InvalidInputError(key, "an id is null: every row needs one", row)
+        if len(self.ids.unique()) < len(self.ids):
+            row = _first_repeated(self.ids)
+            raise InvalidInputError(key, f"id {self.ids[row].as_py()!r} occurs twice: keep one row per id", row)
+        self._index, self._order = IdIndex.build(self.ids, key)
         self.table = table.combine_chunks()
         self.key = key
 
     def __len__(self) -> int:
-        return len(self._row)
+        return len(self.ids)
 
     def contains(self, ids: pa.Array) -> npt.NDArray[np.bool_]:
         """Return whether the table has a row of each id [len(ids)].
@@ -54,16 +56,15 @@ class FeatureTable:
         Raises:
             InvalidInputError: an id cannot be converted to the type of the table's ids.
         """
-        encoded = cast_ids(ids, self.key_type, self.key).dictionary_encode()
-        known = np.array([*(value in self._row for value in encoded.dictionary.to_pylist()), False])
-        contained: npt.NDArray[np.bool_] = known[encoded.indices.fill_null(len(known) - 1).to_numpy()]
+        contained: npt.NDArray[np.bool_] = self._index.rows(cast_ids(ids, self.key_type, self.key)) != NOT_FOUND
         return contained
 
     def columns(self, ids: pa.Array, columns: list[str]) -> dict[str, pa.Array]:
         """Return these columns with one value per id: null for an unknown id; columns not in the table are omitted."""
         encoded = ids.dictionary_encode()
-        unique_rows = pa.array([self._row.get(value) for value in encoded.dictionary.to_pylist()], pa.int64())
-        rows = unique_rows.take(encoded.indices)
+        found = self._index.rows(encoded.dictionary)
+        positions = self._order.take(found, mode="clip") if len(self) else found
+        rows = pa.array(positions, mask=found == NOT_FOUND).take(encoded.indices)
         return {c: self.table[c].combine_chunks().take(rows) for c in columns if c in self.table.column_names}
 
     def values(self, table: pa.Table, columns: list[str]) -> dict[str, pa.Array]:
@@ -71,6 +72,13 @@ class FeatureTable:
         if self.key not in table.column_names:
             return {}
         return self.columns(cast_ids(table[self.key].combine_chunks(), self.key_type, self.key), columns)
+
+
+def _first_repeated(ids: pa.Array) -> int:
+    """Return the position of the first id that occurs again later."""
+    counts = pc.value_counts(ids)
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    return int(pc.is_in(ids, repeated).index(True).as_py())
 
 
 class LazyFeatureTables(Mapping[Owner, FeatureTable]):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ranking.encoding.columns import cast_ids
+from ranking.ids.index import IdIndex
 
 IdArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -22,6 +23,10 @@ MISSING = 0
 """Embedding row of a missing value."""
 OOV = 1
 """Embedding row of a value that is not in the vocabulary."""
+
+MAX_DICTIONARY = 100_000
+"""Number of ids up to which a vocabulary is a Python dictionary: single values are found faster, but an id takes about
+160 bytes in each process."""
 
 MAX_SCALAR_LOOKUPS = 8
 """Number of integers up to which Python dictionary lookups are faster than NumPy."""
@@ -39,10 +44,15 @@ class Vocabulary:
 
     def __init__(self, ids: pa.Array) -> None:
         self.ids = ids
-        self._row: dict[Any, int] = {value: row for row, value in enumerate(ids.to_pylist(), start=OOV + 1)}
-        self._row[None] = MISSING
         self._id_type = int if pa.types.is_integer(ids.type) else str
         self._dense = _DenseIntegerRows.from_ids(ids.to_numpy()) if self._id_type is int else None
+        self._row: dict[Any, int] | None = None
+        self._indexed: _IndexedRows | None = None
+        if len(ids) <= MAX_DICTIONARY:
+            self._row = {value: row for row, value in enumerate(ids.to_pylist(), start=OOV + 1)}
+            self._row[None] = MISSING
+        elif self._dense is None:
+            self._indexed = _IndexedRows(ids)
 
     @property
     def size(self) -> int:
@@ -51,13 +61,19 @@ class Vocabulary:
 
     def rows(self, values: pa.Array, field: str) -> IdArray:
         """Return the embedding rows [len(values)] int64; ``field`` is the column name for error messages."""
-        values = values if pa.types.is_null(values.type) else cast_ids(values, self.ids.type, field)
-        if self._dense is None or pa.types.is_null(values.type):
-            return _map_unique(values, lambda value: self._row.get(value, OOV))
-        if not values.null_count:
-            return self._dense.rows(values.to_numpy())
-        valid = values.is_valid().to_numpy(zero_copy_only=False)
-        return np.where(valid, self._dense.rows(values.fill_null(0).to_numpy()), MISSING)
+        if pa.types.is_null(values.type):
+            return np.full(len(values), MISSING, np.int64)
+        values = cast_ids(values, self.ids.type, field)
+        if self._dense is not None:
+            if not values.null_count:
+                return self._dense.rows(values.to_numpy())
+            valid = values.is_valid().to_numpy(zero_copy_only=False)
+            return np.where(valid, self._dense.rows(values.fill_null(0).to_numpy()), MISSING)
+        if self._indexed is not None:
+            return self._indexed.rows(values)
+        row = self._row
+        assert row is not None
+        return _map_unique(values, lambda value: row.get(value, OOV))
 
     def rows_from_values(self, values: Sequence[int | str | None] | IdArray, field: str) -> IdArray:
         """Return the same as ``rows`` for Python values or a NumPy array, avoiding Arrow's cost per call.
@@ -69,11 +85,38 @@ class Vocabulary:
         if isinstance(values, np.ndarray):
             return self.rows(pa.array(values), field) if self._dense is None else self._dense.rows(values)
         if isinstance(next((value for value in values if value is not None), None), self._id_type | NoneType):
-            if self._dense is not None and len(values) > MAX_SCALAR_LOOKUPS:
+            if self._dense is not None and (self._row is None or len(values) > MAX_SCALAR_LOOKUPS):
                 with suppress(TypeError):  # A value is None.
                     return self._dense.rows(np.array(values, np.int64))
-            return np.fromiter(map(self._row.get, values, repeat(OOV)), np.int64, len(values))
+            if self._row is not None:
+                return np.fromiter(map(self._row.get, values, repeat(OOV)), np.int64, len(values))
+            if self._indexed is not None and None not in values:
+                return self._indexed.rows_from_values(values)
         return self.rows(pa.array(values), field)
+
+
+class _IndexedRows:
+    """Lookup of many ids in arrays: 20 to 24 bytes per integer, 28 to 32 per text.
+
+    Args:
+        ids: ids of the vocabulary.
+    """
+
+    def __init__(self, ids: pa.Array) -> None:
+        self._index, order = IdIndex.build(ids)
+        self._rows = np.append(order + OOV + 1, OOV)  # NOT_FOUND is the last position.
+
+    def rows(self, values: pa.Array) -> IdArray:
+        """Return the embedding row of each value; values have the type of the ids."""
+        encoded = values.dictionary_encode()
+        rows = np.append(self._rows[self._index.rows(encoded.dictionary)], MISSING)
+        found: IdArray = rows[encoded.indices.fill_null(len(rows) - 1).to_numpy()]
+        return found
+
+    def rows_from_values(self, values: Sequence[Any]) -> IdArray:
+        """Return the same for Python values without None."""
+        rows: IdArray = self._rows[self._index.rows_from_values(values)]
+        return rows
 
 
 class _DenseIntegerRows:

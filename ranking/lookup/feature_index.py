@@ -24,8 +24,8 @@ from ranking.encoding.encoder import Encoder, hash_lists
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import IdArray
 from ranking.errors import InvalidInputError
-from ranking.lookup.id_index import IdIndex, RowArray, holds_text, write_id_index
-from ranking.lookup.npy import ArrayWriter, ReadFile, map_file, open_array
+from ranking.ids.index import IdIndex, RowArray, holds_text, write_id_index
+from ranking.ids.npy import ArrayWriter, ReadFile, map_file, open_array
 from ranking.schema import Owner, PooledFeature, Schema
 from ranking.temporary_folders import temporary_folder
 

@@ -12,7 +12,7 @@ from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.errors import BundleError
 from ranking.frozen.ranker import FrozenRanker
-from ranking.lookup.npy import map_file
+from ranking.ids.npy import map_file
 from ranking.schema import Owner
 from service.backends.base import Backend
 from service.backends.select import select_backend

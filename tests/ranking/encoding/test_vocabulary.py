@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ranking.encoding import vocabulary
 from ranking.encoding.vocabulary import (
     MISSING,
     OOV,
@@ -180,3 +181,33 @@ def test_cross_rows_of_integers_equal_those_of_their_text() -> None:
     buckets = HashBuckets(1000)
     numbers, text = pa.array([1, 2]), pa.array(["1", "2"])
     assert cross_rows(buckets, numbers, text).tolist() == cross_rows(buckets, text, numbers).tolist()
+
+
+TEXTS = st.text("ab\U0001f600", max_size=3)
+
+
+@given(
+    st.one_of(
+        st.tuples(st.lists(INTEGERS | NEAR, unique=True), st.lists(st.none() | NEAR | INTEGERS), st.just(pa.int64())),
+        st.tuples(st.lists(TEXTS, unique=True), st.lists(st.none() | TEXTS), st.just(pa.string())),
+    )
+)
+def test_vocabulary_without_a_dictionary_gives_the_same_rows(
+    example: tuple[list[int | str], list[int | str | None], pa.DataType],
+) -> None:
+    """A large vocabulary has no dictionary."""
+    known, values, dtype = example
+    small = Vocabulary(pa.array(known, dtype))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "MAX_DICTIONARY", -1)
+        large = Vocabulary(pa.array(known, dtype))
+    queries = [*values, *known]
+    expected = small.rows_from_values(queries, "id").tolist()
+    assert large.rows_from_values(queries, "id").tolist() == expected
+    assert large.rows_from_values(known, "id").tolist() == list(range(2, len(known) + 2)), "without None"
+    assert [int(large.rows_from_values([value], "id")[0]) for value in queries] == expected
+    assert large.rows(pa.array(queries, dtype), "id").tolist() == expected
+    assert large.rows(pa.nulls(2), "id").tolist() == [MISSING, MISSING]
+    if dtype == pa.int64():
+        assert large.rows_from_values(np.array(known, np.int64), "id").tolist() == list(range(2, len(known) + 2))
+        assert large.rows_from_values([str(value) for value in known], "id").tolist() == list(range(2, len(known) + 2))

@@ -18,7 +18,8 @@ from ranking.encoding.encoder import Encoder, Scale
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import MISSING, Bucketizer, HashBuckets, Vocabulary, hash_column
 from ranking.errors import InvalidInputError
-from ranking.lookup import feature_index, id_hash
+from ranking.ids import hashes
+from ranking.lookup import feature_index
 from ranking.lookup.feature_index import FeatureIndex, write_feature_index
 from ranking.schema import Schema
 from tests.support.encoded_batches import assert_equal_batches
@@ -254,7 +255,7 @@ def test_text_in_a_column_of_integer_ids_is_rejected() -> None:
 
 
 def test_ids_with_equal_hashes_are_rejected_with_their_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(id_hash.xxhash, "xxh3_128_digest", lambda text: bytes(15) + text[:1])
+    monkeypatch.setattr(hashes.xxhash, "xxh3_128_digest", lambda text: bytes(15) + text[:1])
     with pytest.raises(InvalidInputError, match="ids 'ab' and 'ac' have the same 128-bit hash") as caught:
         index_of(pa.table({"item_id": ["ab", "x", "ac"]}))
     assert (caught.value.field, caught.value.row) == ("item_id", 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ranking.lookup.npy import open_array
+from ranking.ids.npy import open_array
 from service.models import sealed_copy
 from service.models.sealed_copy import copy_file
 from tests.support.open_files import open_files

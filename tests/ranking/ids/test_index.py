@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from benchmarks.text_lookup import write_text_index
 from ranking.errors import InvalidInputError
-from ranking.lookup import id_hash, id_index, id_text
-from ranking.lookup.id_hash import hash_integers, hash_texts
-from ranking.lookup.id_index import NOT_FOUND, IdIndex, write_id_index
+from ranking.ids import hashes, index, text
+from ranking.ids.hashes import hash_integers, hash_texts
+from ranking.ids.index import NOT_FOUND, IdIndex, write_id_index
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 20) | st.sampled_from([-(2**63), 2**63 - 1])
 TEXT = st.one_of(
@@ -85,17 +85,17 @@ COLLISIONS: dict[str, Callable[[bytes], int]] = {
 def test_index_distinguishes_text_with_colliding_keys(
     tmp_path_factory: pytest.TempPathFactory, collision: str, name: str, ids: list[str], queries: list[str]
 ) -> None:
-    key_of, digest_of = COLLISIONS[collision], id_hash.xxhash.xxh3_128_digest
+    key_of, digest_of = COLLISIONS[collision], hashes.xxhash.xxh3_128_digest
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(id_text.xxhash, "xxh3_64_intdigest", key_of)
+        patch.setattr(text.xxhash, "xxh3_64_intdigest", key_of)
         patch.setattr(
-            id_hash.xxhash, "xxh3_128_digest", lambda text: key_of(text).to_bytes(8, "big") + digest_of(text)[8:]
+            hashes.xxhash, "xxh3_128_digest", lambda text: key_of(text).to_bytes(8, "big") + digest_of(text)[8:]
         )
         assert_index_is_exact(ids, queries, pa.string(), tmp_path_factory.mktemp("index"), FORMATS[name])
 
 
 def test_write_ids_with_equal_hashes_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(id_hash.xxhash, "xxh3_128_digest", lambda text: bytes([7] * 15 + [len(text)]))
+    monkeypatch.setattr(hashes.xxhash, "xxh3_128_digest", lambda text: bytes([7] * 15 + [len(text)]))
     with pytest.raises(InvalidInputError) as caught:
         write_id_index(pa.array(["a", "bcd", "ef", "ghi"]), tmp_path, "item_id")
     message = "'item_id', row 3: ids 'bcd' and 'ghi' have the same 128-bit hash: rename one of them"
@@ -140,14 +140,14 @@ def test_hash_integers_spreads_regular_integers_over_the_buckets(step: int) -> N
 
 
 def test_index_of_several_chunks_finds_all_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(id_index, "CHUNK_SIZE", 7)
+    monkeypatch.setattr(index, "CHUNK_SIZE", 7)
     assert_index_is_exact([f"v{i}" * (i % 5) + str(i) for i in range(100)], ["v1", ""], pa.string(), tmp_path)
 
 
 @pytest.mark.parametrize("form", ["{}", "item-{:08}", "{:036}"])
 def test_hash_texts_spreads_regular_text_over_the_buckets(form: str) -> None:
-    for hashes in hash_texts([form.format(number).encode() for number in range(65_536)]):
-        assert np.bincount((hashes >> np.uint64(48)).astype(np.int64)).max() <= 10
+    for parts in hash_texts([form.format(number).encode() for number in range(65_536)]):
+        assert np.bincount((parts >> np.uint64(48)).astype(np.int64)).max() <= 10
 
 
 # Published bundles depend on these numbers: they must never change.

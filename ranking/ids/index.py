@@ -6,7 +6,7 @@ checks.npy    64 more bits of the hash of each text id; absent for integers, who
 text.npy, ends.npy   text of the ids instead of checks, in bundles of format 2
 
 A lookup reads memory twice: once in ``starts`` and once (rarely more) in ``keys``; text once more in ``checks``. Binary
-search would need one read for each bit of the number of rows. ``id_hash`` defines the hashes.
+search would need one read for each bit of the number of rows. ``hashes`` defines the hashes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ranking.errors import InvalidInputError
-from ranking.lookup.id_checks import IdChecks
-from ranking.lookup.id_hash import HashArray, Matches, hash_integers, hash_texts, to_utf8
-from ranking.lookup.id_text import IdText
-from ranking.lookup.npy import ReadFile, map_file, open_array
+from ranking.ids.checks import IdChecks
+from ranking.ids.hashes import HashArray, Matches, hash_integers, hash_texts, to_utf8
+from ranking.ids.npy import ReadFile, map_file, open_array
+from ranking.ids.text import IdText
 
 NOT_FOUND = -1
 """Row of an id that is not in the index."""
@@ -112,6 +112,20 @@ class IdIndex:
             pending = pending[has_same_key]
 
     @classmethod
+    def build(cls, ids: pa.Array, column: str = "id") -> tuple[Self, RowArray]:
+        """Return the index of ids in memory, and the position in ``ids`` of the id of each row [rows].
+
+        Args:
+            ids: as for ``write_id_index``.
+            column: name of the ids in the error message.
+
+        Raises:
+            InvalidInputError: two ids have the same hash.
+        """
+        keys, starts, checks, order = _build(ids, column)
+        return cls(keys, starts, None if checks is None else IdChecks(checks)), order
+
+    @classmethod
     def open(cls, folder: Path, id_type: pa.DataType, read_file: ReadFile = map_file) -> Self:
         """Open an index that ``write_id_index`` wrote, or one of text ids in a bundle of format 2.
 
@@ -170,35 +184,43 @@ def write_id_index(ids: pa.Array, folder: Path, column: str = "id") -> RowArray:
     Raises:
         InvalidInputError: two ids have the same hash.
     """
+    keys, starts, checks, order = _build(ids, column)
+    np.save(folder / "keys.npy", keys)
+    np.save(folder / "starts.npy", starts)
+    if checks is not None:
+        np.save(folder / "checks.npy", checks)
+    return order
+
+
+def _build(ids: pa.Array, column: str) -> tuple[HashArray, npt.NDArray[np.uint32], HashArray | None, RowArray]:
+    """Return keys, starts and checks (None for integers) of the index of ids, and the position of each row's id."""
+    checks = None
     if ids.type == pa.string():
         hashes = [hash_texts(to_utf8(chunk)) for chunk in _chunks(ids)]
         keys, checks = np.concatenate([hash_texts([]), *hashes], axis=1)
         order = np.lexsort((checks, keys))
-        _write_checks(ids, keys[order], checks[order], order, folder, column)
+        keys, checks = keys[order], checks[order]
+        _require_different(ids, keys, checks, order, column)
     else:
         keys = hash_integers(ids.to_numpy())
         order = np.argsort(keys, kind="stable")
-    _write_keys(keys[order], folder)
-    return order
-
-
-def _write_keys(keys: HashArray, folder: Path) -> None:
-    np.save(folder / "keys.npy", np.append(keys, SENTINEL))
+        keys = keys[order]
     buckets = _bucket_count(len(keys))
     counts = np.bincount((keys >> np.uint64(65 - buckets.bit_length())).view(np.int64), minlength=buckets)
-    np.save(folder / "starts.npy", (np.cumsum(counts) - counts).astype(np.uint32))
+    return np.append(keys, SENTINEL), (np.cumsum(counts) - counts).astype(np.uint32), checks, order
 
 
-def _write_checks(
-    ids: pa.Array, keys: HashArray, checks: HashArray, order: RowArray, folder: Path, column: str
-) -> None:
-    """Write the checks of the rows [rows], whose ids are at the positions ``order``."""
+def _require_different(ids: pa.Array, keys: HashArray, checks: HashArray, order: RowArray, column: str) -> None:
+    """Check that the rows, whose ids are at the positions ``order``, have different hashes.
+
+    Raises:
+        InvalidInputError: two rows have the same key and check.
+    """
     equal = np.flatnonzero((keys[1:] == keys[:-1]) & (checks[1:] == checks[:-1]))
     if len(equal):
         one, other = sorted(order[equal[0] : equal[0] + 2].tolist())
         reason = f"ids {ids[one].as_py()!r} and {ids[other].as_py()!r} have the same 128-bit hash: rename one of them"
         raise InvalidInputError(column, reason, other)
-    np.save(folder / "checks.npy", checks)
 
 
 def _bucket_count(rows: int) -> int:

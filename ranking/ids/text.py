@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ranking.lookup.id_hash import HashArray, IdQuery
+from ranking.ids.hashes import HashArray, IdQuery
 
 WORD_SIZE = 8
 """Number of bytes of text that are compared at once."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranking.lookup.npy import ArrayWriter, open_array
+from ranking.ids.npy import ArrayWriter, open_array
 
 RECORD = np.dtype([("none", "<i8", (0,)), ("ids", "<i4", (3,)), ("missing", "?", (1,))])
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ranking.lookup.id_hash import HashArray, IdQuery, hash_texts
+from ranking.ids.hashes import HashArray, IdQuery, hash_texts
 
 
 class IdChecks:

@@ -1,0 +1,1 @@
+"""Index from ids to row numbers, made of arrays that processes share."""
