@@ -53,6 +53,7 @@ FIRST_DAY = datetime(2000, 1, 1)
 WATCHED, RATING = "watched", "rating"
 SETTINGS = (
     "evaluation.bootstrap=0",
+    "evaluation.baselines=[]",
     "training.batch_size=512",
     "training.checks_per_epoch=4",
     "training.oov_dropout=0",

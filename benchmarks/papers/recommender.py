@@ -40,6 +40,7 @@ SETTINGS = (
     "counters=[]",
     "histories=[]",
     "evaluation.bootstrap=0",
+    "evaluation.baselines=[]",
     "training.batch_size=256",
     f"model.experts={EXPERTS}",
     f"model.tower_layers=[{TOWER}]",
