@@ -18,7 +18,7 @@ def verdict(holds: bool) -> Verdict:
 def is_lower(ours: Sequence[float], theirs: Sequence[float]) -> Verdict:
     """Return the verdict on the claim that our values are lower, by the 95 % interval of the paired differences.
 
-    It is not decided if the interval contains 0. Values that are all equal are not lower.
+    It is not decided if 0 is inside of the interval. Values that are all equal are not lower.
 
     Args:
         ours: value of each seed or problem.

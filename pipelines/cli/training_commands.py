@@ -94,7 +94,7 @@ def add_commands(commands: CommandGroup) -> None:
         "--importance",
         action="store_true",
         help="measure how much worse the predictions become when the values of each feature are shuffled; for a run "
-        "without --logs, add the result to its evaluation.json and to its report, if it has one",
+        "without --logs and --users, add the result to its evaluation.json and to its report, if it has one",
     )
     evaluate.add_argument("--json", action="store_true", help=JSON)
 
@@ -242,7 +242,7 @@ def _evaluate_command(arguments: argparse.Namespace) -> None:
     if arguments.logs is None and run.evaluation.exists():
         evaluation |= {key: part for key, part in run.load_evaluation().items() if key == "advice"}
     print(dump_json(evaluation) if arguments.json else format_evaluation(evaluation))
-    if arguments.importance and arguments.logs is None:  # the test split of a run
+    if arguments.importance and arguments.logs is None and arguments.users is None:  # the rows of the evaluation
         _add_to_evaluation(run, "importance", evaluation["importance"])
 
 

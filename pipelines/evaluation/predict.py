@@ -35,6 +35,10 @@ PredictBaselines = Callable[[pa.Table, LabeledBatch], Float32]
 """Predicts probabilities or numbers [rows, baselines, tasks] from rows of a log and the same rows encoded."""
 
 
+class NoRowsError(LogError):
+    """A time range of a log, or its share of the users, has no row to evaluate."""
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Labels and model outputs of the same rows.
@@ -137,7 +141,8 @@ def predict(
         baselines: predictions of the baselines, which are added to those of the model.
 
     Raises:
-        LogError: the log cannot be used, or the time range contains no usable row.
+        LogError: the log cannot be used.
+        NoRowsError: the time range contains no usable row of these users.
     """
     reader = LogReader(log_range.path, source.schema, dict(source.tables), until=log_range.time_range.until)
     with joined_columns(reader, source.schema, log_range.features, source.derived) as joined:
@@ -195,9 +200,10 @@ def _predict(
         reasons = "; ".join(f"{count:,} × {reason}" for reason, count in bad_rows.most_common())
         print_status(f"{bad_rows.total():,} bad rows are not evaluated: {reasons} (the first is {first_bad})")
     if not users:
-        of_users = "" if log_range.users == 1 else f" of {log_range.users:.4g} of the users"
-        fix = "" if log_range.users == 1 else "increase evaluation.users, "
-        raise LogError(
+        share = log_range.users
+        of_users = "" if share == 1 else f" of {100 * share:g} % of the users"
+        fix = "" if share == 1 else "increase evaluation.users or --users, "
+        raise NoRowsError(
             f"there are no rows{of_users} to evaluate: {fix}move logs.test_from, or specify another log with --logs"
         )
     if training_rows:

@@ -14,6 +14,7 @@ import torch
 from pipelines.config.config import Config
 from pipelines.console import print_status
 from pipelines.evaluation.evaluate import evaluate
+from pipelines.evaluation.predict import NoRowsError
 from pipelines.evaluation.sources import run_scorer
 from pipelines.runs import single_task
 from pipelines.runs.provenance import provenance
@@ -265,7 +266,10 @@ def _write_results(
     calibrate(run, model, schema.tasks, validation.epoch(0), earlier)
     if survey["rows"]["test"]:
         scorer = run_scorer(run, config, model, encoder, record)
-        write_json(evaluate(scorer, baselines=baselines, importance=config.evaluation.importance), run.evaluation)
+        try:
+            write_json(evaluate(scorer, baselines=baselines, importance=config.evaluation.importance), run.evaluation)
+        except NoRowsError as error:  # a small share of the users; the model is kept
+            print_status(f"the run has no evaluation: {error}")
     write_json(record, run.selection)
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipelines.loop.attribution import LabelColumns
 from pipelines.loop.served_version import ServedVersion
-from ranking.encoding.columns import cast_ids, coalesce, to_canonical
+from ranking.encoding.columns import coalesce, to_canonical
 from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.vocabulary import IdArray
 from ranking.errors import InvalidInputError, LogError, single_line
@@ -126,8 +126,7 @@ def _values(
     if table is None or ids is None or not from_bundle.any():
         return values
     rows: IdArray = np.flatnonzero(from_bundle)
-    known = cast_ids(ids.take(pa.array(rows)), table.key_type, table.key)
-    stored = table.columns(known, [column.name]).get(column.name)
+    stored = table.columns(ids.take(pa.array(rows)), [column.name]).get(column.name)
     if stored is None:
         return values
     places = np.zeros(len(values), np.int64)

@@ -1,6 +1,6 @@
 """Last items of all users at the end of a log, in arrays that processes share.
 
-NAME/keys.npy, starts.npy   index from the hash of the user id to rows, see ``lookup.id_index``
+NAME/keys.npy, starts.npy   index from the hash of the user id to rows, see ``ids.index``
 NAME/items.arrow            one list of ids per user, newest last (an uncompressed Arrow file with the column ``ids``)
 """
 

@@ -1,6 +1,6 @@
 """Sums of all keys at the end of a log, in arrays that processes share.
 
-NAME/keys.npy, starts.npy   index from keys to rows, see ``lookup.id_index``; with a window, from keys and buckets
+NAME/keys.npy, starts.npy   index from keys to rows, see ``ids.index``; with a window, from keys and buckets
 NAME/rows.npy               one record of ``row_type`` per key (with a window: per key and bucket), then an empty record
 NAME/base.npy               the same sums over all keys: one record, or one per bucket
 meta.json                   ``until`` and ``since``: times of the last and first impression in microseconds; ``zone``:

@@ -61,7 +61,7 @@ class FeatureTable:
 
     def columns(self, ids: pa.Array, columns: list[str]) -> dict[str, pa.Array]:
         """Return these columns with one value per id: null for an unknown id; columns not in the table are omitted."""
-        encoded = ids.dictionary_encode()
+        encoded = cast_ids(ids, self.key_type, self.key).dictionary_encode()
         found = self._index.rows(encoded.dictionary)
         positions = self._order.take(found, mode="clip") if len(self) else found
         rows = pa.array(positions, mask=found == NOT_FOUND).take(encoded.indices)
@@ -71,7 +71,7 @@ class FeatureTable:
         """Return these columns for the rows of another table, looked up by its id column; empty if it has none."""
         if self.key not in table.column_names:
             return {}
-        return self.columns(cast_ids(table[self.key].combine_chunks(), self.key_type, self.key), columns)
+        return self.columns(table[self.key].combine_chunks(), columns)
 
 
 def _first_repeated(ids: pa.Array) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-MIN_PENDING = 1_000_000
-"""Number of counts of single batches up to which they are not merged."""
+MIN_PENDING, MAX_BATCHES = 1_000_000, 1_000
+"""Number of counts of single batches up to which they are not merged, and of the batches."""
 
 
 class IdCounts:
@@ -31,7 +31,7 @@ class IdCounts:
         counts = pc.value_counts(ids.drop_null())
         self._pending.append(pa.table([counts.field("values"), counts.field("counts")], schema=self._schema))
         self._pending_rows += len(counts)
-        if self._pending_rows > max(MIN_PENDING, self._merged.num_rows):
+        if self._pending_rows > max(MIN_PENDING, self._merged.num_rows) or len(self._pending) == MAX_BATCHES:
             self._merge()
 
     def rare_share(self, min_count: int) -> float:

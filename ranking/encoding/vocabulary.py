@@ -79,7 +79,7 @@ class Vocabulary:
         """Return the same as ``rows`` for Python values or a NumPy array, avoiding Arrow's cost per call.
 
         Args:
-            values: values of one type; a sequence may also hold None.
+            values: 64-bit integers, or text that has a UTF-8 form; a sequence may also hold None.
             field: column name for error messages.
         """
         if isinstance(values, np.ndarray):

@@ -1,6 +1,6 @@
 """Encoded features of users or items by id, in arrays that processes share.
 
-keys.npy, starts.npy, checks.npy   index from ids to rows, see ``id_index``
+keys.npy, starts.npy, checks.npy   index from ids to rows, see ``ids.index``
 rows.npy      one record of ``IndexLayout.row_dtype`` per id, then the record of an unknown id
 values.npy    embedding rows of all lists of ids, concatenated
 hashes.npy    hashes of the same ids, if the keys of counters contain lists of this owner

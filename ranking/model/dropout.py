@@ -14,7 +14,8 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
     """Set units to 0 at random and scale the others, so that the mean is unchanged (Srivastava et al. 2014).
 
     On a CPU, one random number of 64 bits decides about four units, and the probability is rounded to a multiple of
-    2⁻¹⁶. ``torch.nn.functional.dropout`` draws a number for each and takes four times as long, forward and backward.
+    2⁻¹⁶, which may be 0. ``torch.nn.functional.dropout`` draws a number for each and takes four times as long, forward
+    and backward.
 
     Args:
         x: units, of any shape.

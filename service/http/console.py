@@ -63,9 +63,14 @@ class TaskQuality(BaseModel):
 
 
 class Quality(BaseModel):
-    """Headline metrics of a version. ``verdict``: which baselines the model does not beat, or that it beats all."""
+    """Headline metrics of a version.
+
+    ``users``: share of the users whose rows were evaluated. ``verdict``: which baselines the model does not beat, or
+    that it beats all.
+    """
 
     rows: int
+    users: float
     tasks: dict[str, TaskQuality]
     verdict: list[str]
 
@@ -318,7 +323,12 @@ def summarize(evaluation: dict[str, Any]) -> Quality:
             if metric in metrics:
                 value, interval = metrics[metric], metrics.get(f"{metric}_interval")
                 tasks[name] = TaskQuality(metric=metric, value=value, interval=interval, mean_score=mean_score(metrics))
-    return Quality(rows=evaluation["rows"], tasks=tasks, verdict=verdict(evaluation.get("baselines")))
+    return Quality(
+        rows=evaluation["rows"],
+        users=evaluation.get("users", 1.0),
+        tasks=tasks,
+        verdict=verdict(evaluation.get("baselines")),
+    )
 
 
 def mean_score(metrics: dict[str, Any]) -> float | None:

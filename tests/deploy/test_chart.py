@@ -33,9 +33,11 @@ DOCS = DEPLOY.parent / "docs" / "kubernetes.md"
 CUSTOM_RESOURCE_SCHEMAS = json.loads((Path(__file__).parent / "custom_resources.json").read_text())
 """Schemas of custom resources by kind, with only the fields that the chart uses.
 
-They are written by hand from the definitions of the training operator v1.9, the Prometheus operator v0.80 and the
-Gateway API v1. The pod templates inside custom resources are validated against the Kubernetes schemas.
+They are written by hand from the definitions of Kubeflow Trainer v2.2, KEDA v2.18, the Prometheus operator v0.80 and
+the Gateway API v1. The pod templates inside custom resources are validated against the Kubernetes schemas.
 """
+
+TRAIN_JOB_SCHEMA = CUSTOM_RESOURCE_SCHEMAS.pop("TrainJob")  # It is not part of the chart.
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 """Default values of the chart."""
@@ -102,7 +104,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         | {
             "image": IMAGE,
             "daily": {"enabled": True},
-            "distributed": {"enabled": True, "pods": 3, "gpu": True},
+            "distributed": {"enabled": True, "pods": 3, "gpus": 2},
         },
         "autoscaling": {"prometheus": "http://prometheus.monitoring:9090"},
         "networkPolicy": {"egress": [{"ports": [{"port": 6379}], "to": [{"podSelector": {}}]}]},
@@ -328,8 +330,8 @@ def test_container_commands_parse_as_ranker_commands(tmp_path: Path) -> None:
             container = container_of(variant, role)
             words = container["command"] + container.get("args", [])
             if words[0] == "torchrun":
-                assert words[:5] == ["torchrun", "-m", "--", "pipelines.cli", "train"]
-                words = ["ranker", *words[4:]]
+                assert words == ["torchrun", "-m", "--", "pipelines.cli", "train"], "the TrainJob has the arguments"
+                continue
             commands = run_script(variant, tmp_path)[1] if words[0] == "sh" else [words]
             for command in commands:
                 if command[0] == "ranker":
@@ -505,21 +507,32 @@ def test_chart_values_are_those_that_the_documentation_and_the_service_assume() 
     assert ports == {"http": 8000, "operations": OPERATIONS_PORT}
 
 
-def test_distributed_training_starts_a_process_per_gpu() -> None:
-    job, runtime = (objects_of("all")[f"{kind}/ranker-first"]["spec"] for kind in ("TrainJob", "TrainingRuntime"))
-    assert container_of(role="training")["resources"]["limits"]["nvidia.com/gpu"] == job["trainer"]["numProcPerNode"]
-    assert runtime["mlPolicy"]["numNodes"] == job["trainer"]["numNodes"] == 3
-
-
 def test_distributed_training_has_the_names_that_kubeflow_trainer_requires() -> None:
     """It gives torchrun its environment variables in the container ``node`` of the job with this label only."""
-    job, runtime = (objects_of("all")[f"{kind}/ranker-first"] for kind in ("TrainJob", "TrainingRuntime"))
-    reference = job["spec"]["runtimeRef"]
-    group, _, _ = runtime["apiVersion"].partition("/")
-    assert reference == {"apiGroup": group, "kind": runtime["kind"], "name": runtime["metadata"]["name"]}
-    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    runtime = objects_of("all")["TrainingRuntime/ranker"]["spec"]
+    (replicated,) = runtime["template"]["spec"]["replicatedJobs"]
     assert replicated["name"] == container_of(role="training")["name"] == "node"
     assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    assert runtime["mlPolicy"] == {"numNodes": 3, "torch": {}}
+    assert replicated["template"]["spec"]["backoffLimit"] == 3 * 3, "Kubernetes adds up the restarts of all pods"
+    assert container_of(role="training")["resources"]["limits"]["nvidia.com/gpu"] == 2
+
+
+def test_documented_train_job_fits_the_chart() -> None:
+    match = re.search(r"kubectl create -n feed -f - <<END\n(.*?)\nEND", DOCS.read_text(), re.DOTALL)
+    assert match is not None
+    job = yaml.safe_load(match[1])
+    runtime = objects_of("minimal")["TrainingRuntime/ranker"]
+    assert job["apiVersion"] == runtime["apiVersion"]
+    group = job["apiVersion"].partition("/")[0]
+    jsonschema_rs.validate(TRAIN_JOB_SCHEMA, job["spec"])
+    assert job["spec"]["runtimeRef"] == {"apiGroup": group, "kind": runtime["kind"], "name": "ranker"}
+    trainer, values = job["spec"]["trainer"], VALUES["training"]
+    assert trainer["numNodes"] == values["distributed"]["pods"]
+    assert str(trainer["numProcPerNode"]) == values["distributed"]["resources"]["limits"]["cpu"]
+    arguments = build_parser().parse_args(["train", *trainer["args"]])
+    assert (str(arguments.config), arguments.resume) == (values["config"], True)
+    assert str(arguments.folder) == f"{values['runs']}/{job['metadata']['name']}"
 
 
 def test_autoscaler_is_the_same_with_keda() -> None:
@@ -592,6 +605,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"keys": "keys.json"}}, "invalid propertyName 'keys'"),
     ({"gpu": 2}, "/gpu"),
     ({"autoscaling": {"prometheus": "prometheus:9090"}}, "/autoscaling/prometheus"),
+    ({"autoscaling": {"prometheus": "http://p:9090"}}, "autoscaling.prometheus: requires monitoring.enabled"),
     ({"networkPolicy": {"monitoring": []}}, "/networkPolicy/monitoring"),
     ({"feedback": {"path": "/data"}}, "/feedback"),
     (

@@ -177,8 +177,9 @@ def test_evaluate_importance_prints_it_and_adds_it_to_the_run(
     importance = stored.pop("importance")
     assert stored == before
     assert {entry["name"] for entry in importance["entries"]} >= {"user_id", "item_id", "tab"}
-    assert main(["evaluate", str(run), "--logs", str(shared_shop.log), "--importance"]) == 0
-    assert json.loads((run / "evaluation.json").read_text())["importance"] == importance
+    for other_rows in (["--logs", str(shared_shop.log)], ["--users", "0.7"]):
+        assert main(["evaluate", str(run), "--importance", *other_rows]) == 0
+        assert json.loads((run / "evaluation.json").read_text())["importance"] == importance
 
 
 def test_evaluate_of_bundle_equals_its_run(workflow: Workflow) -> None:

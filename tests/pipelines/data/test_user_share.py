@@ -37,6 +37,13 @@ def test_larger_share_contains_the_smaller_one_and_1_everyone() -> None:
     assert in_share(pa.chunked_array([[None, "a"]]), 1.0).all(), "all rows, also those without a user"
 
 
+def test_choice_does_not_depend_on_the_type_of_the_ids() -> None:
+    ids = pa.array(range(1000))
+    columns = [ids, ids.cast(pa.float64()), ids.cast(pa.string()), ids.cast(pa.string()).dictionary_encode()]
+    first, *others = (in_share(pa.chunked_array([column]), 0.3) for column in columns)
+    assert all(np.array_equal(first, other) for other in others)
+
+
 def test_share_is_independent_of_hash_buckets() -> None:
     """Features with ``hash_buckets`` use the hash modulo their number."""
     chosen = in_share(IDS, 0.5)

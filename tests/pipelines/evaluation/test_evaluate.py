@@ -334,7 +334,7 @@ def test_importance_of_a_share_of_the_users_uses_their_rows(bundle: Path, logs: 
 
 def test_evaluate_a_share_without_users_says_what_to_change(bundle: Path, logs: Path) -> None:
     with pytest.raises(
-        LogError, match=r"there are no rows of 1e-06 of the users to evaluate: increase evaluation\.users"
+        LogError, match=r"no rows of 0\.0001 % of the users to evaluate: increase evaluation\.users or --users"
     ):
         evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log", users=1e-6)
 

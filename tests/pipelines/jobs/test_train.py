@@ -172,6 +172,16 @@ def test_evaluation_file_equals_an_evaluation_of_the_test_split(run: RunFolder) 
     assert data == json.loads(json.dumps(evaluate_all(run_scorers(run))))
 
 
+def test_run_is_finished_although_the_share_of_the_users_has_no_test_row(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.write(shop.table(300))
+    run = train(shop.config(evaluation={"users": 1e-9}), shop.folder / "run")
+    assert run.finished
+    assert not run.evaluation.exists()
+    assert "the run has no evaluation: there are no rows of 1e-07 % of the users" in capsys.readouterr().err
+
+
 def test_evaluation_file_is_not_written_without_a_test_split(shop: Shop) -> None:
     shop.write(shop.table(300).slice(0, 265))
     run = train(shop.config(), shop.folder / "run")
