@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
+from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -50,23 +52,22 @@ def days(text: str) -> int:
 
 def fraction(text: str) -> float:
     """Convert a number from 0 to 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return number
+    return _number(text, lambda number: 0 <= number <= 1, "from 0 to 1")
 
 
 def share(text: str) -> float:
     """Convert a number above 0, at most 1."""
+    return _number(text, lambda number: 0 < number <= 1, "above 0, at most 1")
+
+
+def _number(text: str, is_valid: Callable[[float], bool], bounds: str) -> float:
+    """Convert a number that is valid."""
     try:
         number = float(text)
     except ValueError:
-        number = 0.0
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, at most 1")
+        number = math.nan
+    if not is_valid(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {bounds}")
     return number
 
 

@@ -13,6 +13,11 @@ SALT = np.int64(0x5EED)
 """Mixed into the hashes, so that the share is independent of ``hash_buckets`` and of the users of a canary."""
 
 
+def describe_share(share: float) -> str:
+    """Return a share as the end of a phrase such as "9 rows of 1 % of the users"; empty for all users."""
+    return "" if share == 1 else f" of {100 * share:g} % of the users"
+
+
 def in_share(users: pa.ChunkedArray, share: float) -> npt.NDArray[np.bool_]:
     """Return the mask of the rows whose user is in the share [rows].
 

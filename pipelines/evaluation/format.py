@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipelines.data.user_share import describe_share
 from pipelines.evaluation.baselines.format import (
     baseline_tables,
     describe_baselines,
@@ -95,8 +96,7 @@ def _describe_deviations(tasks: Mapping[str, Any]) -> list[str]:
 
 def describe_rows(evaluation: Mapping[str, Any]) -> str:
     """Describe the rows of an evaluation or comparison; all users are evaluated if it does not record a share."""
-    share = evaluation.get("users", 1.0)
-    return f"{evaluation['rows']:,} rows" + ("" if share == 1 else f" of {100 * share:g} % of the users")
+    return f"{evaluation['rows']:,} rows{describe_share(evaluation.get('users', 1.0))}"
 
 
 def describe_intervals(intervals: Mapping[str, Any] | None) -> str:

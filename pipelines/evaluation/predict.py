@@ -16,6 +16,7 @@ from pipelines.console import print_status
 from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import TimeRange, local_days
+from pipelines.data.user_share import describe_share
 from pipelines.evaluation.slices import Slice, make_slice, simulates_absence, without_row
 from pipelines.evaluation.sources import LogRange, Scorer
 from pipelines.inspection.profile import first_bad_row
@@ -200,11 +201,10 @@ def _predict(
         reasons = "; ".join(f"{count:,} × {reason}" for reason, count in bad_rows.most_common())
         print_status(f"{bad_rows.total():,} bad rows are not evaluated: {reasons} (the first is {first_bad})")
     if not users:
-        share = log_range.users
-        of_users = "" if share == 1 else f" of {100 * share:g} % of the users"
-        fix = "" if share == 1 else "increase evaluation.users or --users, "
+        fix = "" if log_range.users == 1 else "increase evaluation.users or --users, "
         raise NoRowsError(
-            f"there are no rows{of_users} to evaluate: {fix}move logs.test_from, or specify another log with --logs"
+            f"there are no rows{describe_share(log_range.users)} to evaluate: {fix}move logs.test_from, or specify "
+            "another log with --logs"
         )
     if training_rows:
         print_status(

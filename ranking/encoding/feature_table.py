@@ -43,7 +43,8 @@ class FeatureTable:
         if len(self.ids.unique()) < len(self.ids):
             row = _first_repeated(self.ids)
             raise InvalidInputError(key, f"id {self.ids[row].as_py()!r} occurs twice: keep one row per id", row)
-        self._index, self._order = IdIndex.build(self.ids, key)
+        self._index, order = IdIndex.build(self.ids, key)
+        self._positions = np.append(order, NOT_FOUND)  # An id that is not found has the last position.
         self.table = table.combine_chunks()
         self.key = key
 
@@ -62,9 +63,8 @@ class FeatureTable:
     def columns(self, ids: pa.Array, columns: list[str]) -> dict[str, pa.Array]:
         """Return these columns with one value per id: null for an unknown id; columns not in the table are omitted."""
         encoded = cast_ids(ids, self.key_type, self.key).dictionary_encode()
-        found = self._index.rows(encoded.dictionary)
-        positions = self._order.take(found, mode="clip") if len(self) else found
-        rows = pa.array(positions, mask=found == NOT_FOUND).take(encoded.indices)
+        positions = self._positions[self._index.rows(encoded.dictionary)]
+        rows = pa.array(positions, mask=positions == NOT_FOUND).take(encoded.indices)
         return {c: self.table[c].combine_chunks().take(rows) for c in columns if c in self.table.column_names}
 
     def values(self, table: pa.Table, columns: list[str]) -> dict[str, pa.Array]:

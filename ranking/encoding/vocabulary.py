@@ -70,10 +70,10 @@ class Vocabulary:
             valid = values.is_valid().to_numpy(zero_copy_only=False)
             return np.where(valid, self._dense.rows(values.fill_null(0).to_numpy()), MISSING)
         if self._indexed is not None:
-            return self._indexed.rows(values)
+            return _map_unique(values, self._indexed.rows)
         row = self._row
         assert row is not None
-        return _map_unique(values, lambda value: row.get(value, OOV))
+        return _map_unique(values, lambda ids: _map_values(ids, lambda value: row.get(value, OOV)))
 
     def rows_from_values(self, values: Sequence[int | str | None] | IdArray, field: str) -> IdArray:
         """Return the same as ``rows`` for Python values or a NumPy array, avoiding Arrow's cost per call.
@@ -107,11 +107,9 @@ class _IndexedRows:
         self._rows = np.append(order + OOV + 1, OOV)  # NOT_FOUND is the last position.
 
     def rows(self, values: pa.Array) -> IdArray:
-        """Return the embedding row of each value; values have the type of the ids."""
-        encoded = values.dictionary_encode()
-        rows = np.append(self._rows[self._index.rows(encoded.dictionary)], MISSING)
-        found: IdArray = rows[encoded.indices.fill_null(len(rows) - 1).to_numpy()]
-        return found
+        """Return the embedding row of each value; values have the type of the ids and are not null."""
+        rows: IdArray = self._rows[self._index.rows(values)]
+        return rows
 
     def rows_from_values(self, values: Sequence[Any]) -> IdArray:
         """Return the same for Python values without None."""
@@ -159,7 +157,7 @@ class HashBuckets:
 
     def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — same interface as Vocabulary
         """Return the embedding rows [len(values)] int64."""
-        return _map_unique(values, self._row)
+        return _map_unique(values, lambda ids: _map_values(ids, self._row))
 
     def rows_from_values(self, values: Sequence[int | str | None] | IdArray, field: str) -> IdArray:
         """Return the same as ``rows`` for Python values or a NumPy array."""
@@ -251,15 +249,20 @@ def hash_column(column: pa.Array, hash_value: Callable[[Any], int] = stable_hash
         column: ids.
         hash_value: function with the results of ``stable_hash``, such as one with a cache.
     """
-    return _map_unique(column, hash_value)
+    return _map_unique(column, lambda ids: _map_values(ids, hash_value))
 
 
-def _map_unique(column: pa.Array, function: Callable[[Any], int]) -> IdArray:
-    """Apply a function to each value, calling it once per distinct value; null gives 0."""
+def _map_unique(column: pa.Array, function: Callable[[pa.Array], IdArray]) -> IdArray:
+    """Return the result of a function for each value, which is called with the distinct values; null gives 0."""
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.int64)
     encoded = column.dictionary_encode()
-    results = np.fromiter(map(function, encoded.dictionary.to_pylist()), np.int64, len(encoded.dictionary))
+    results = function(encoded.dictionary)
     indices = encoded.indices.fill_null(len(results)).to_numpy(zero_copy_only=False)
     mapped: IdArray = np.append(results, 0)[indices]
     return mapped
+
+
+def _map_values(ids: pa.Array, function: Callable[[Any], int]) -> IdArray:
+    """Return the result of a function for each Python value [len(ids)]."""
+    return np.fromiter(map(function, ids.to_pylist()), np.int64, len(ids))

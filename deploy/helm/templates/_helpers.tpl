@@ -135,3 +135,13 @@ volumes:
   - {name: tmp, emptyDir: {}}
   - {name: shm, emptyDir: {medium: Memory}}  # Ranks exchange tensors through /dev/shm.
 {{- end }}
+
+{{- define "ranker.scaling" -}}
+behavior:
+  scaleUp:
+    stabilizationWindowSeconds: 0
+    policies: [{type: Percent, value: 100, periodSeconds: 30}, {type: Pods, value: 2, periodSeconds: 30}]
+  scaleDown:
+    stabilizationWindowSeconds: 600
+    policies: [{type: Percent, value: 10, periodSeconds: 60}]
+{{- end }}
