@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "settings.md"
 TABLE = re.compile(r"^\| setting .*?(?=\n\n)", re.MULTILINE | re.DOTALL)
 SCHEMA_FILE = ROOT / "deploy" / "helm" / "values.schema.json"
 BLOCK = re.compile(r'^    "settings": \{\n.*?^    \}', re.MULTILINE | re.DOTALL)
-SET_BY_THE_CHART = {"repository", "keys", "no_keys", "operations_port", "store", "served_log_user_key"}
+SET_BY_THE_CHART = {"repository", "remote", "keys", "no_keys", "operations_port", "store", "served_log_user_key"}
 """Settings that other values of the chart determine."""
 
 OVERRIDES: dict[str, Any] = {

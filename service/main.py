@@ -186,7 +186,8 @@ def _check_repository(settings: Settings) -> None:
     try:
         BoundedCalls(CHECK_SECONDS, max_calls=1).call(lambda: check_repository(settings))
     except TimeoutError:
-        log.error("%s does not respond: the service becomes ready when it does", settings.repository)
+        where = settings.remote or settings.repository
+        log.error("%s does not respond: the service becomes ready when it does", where)
 
 
 def _raise_file_limit(settings: Settings) -> None:

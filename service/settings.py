@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -28,6 +29,7 @@ from pydantic_core import PydanticKnownError
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
 from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
+from ranking.artifacts.object_store import check_location
 from ranking.artifacts.store_address import check_address
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
@@ -111,10 +113,17 @@ class Settings(BaseModel):
 
     The service serves the versions that each model's `current.json` names.
     """
+    remote: Annotated[str, AfterValidator(check_location)] | None = None
+    """Repository in object storage: `s3://BUCKET/PATH`, `gs://BUCKET/PATH` or `az://CONTAINER/PATH`.
+
+    The folder is then a copy, which each poll updates with the versions that may be served and which nothing else
+    writes. `ranker push` fills it. Default: none; the folder is the repository.
+    """
     poll_seconds: PositiveFloat = 5.0
     """Seconds between polls of the repository.
 
-    Lower it to serve releases sooner; raise it to reduce the load on the filesystem.
+    Lower it to serve releases sooner; raise it to reduce the load on the filesystem, or the number of requests to
+    object storage (three, and two per model).
     """
     default_model: str | None = None
     """Model that answers `POST /v1/rank`.

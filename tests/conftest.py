@@ -31,6 +31,7 @@ from pipelines.jobs.publish import publish
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.schema import Schema
+from tests.support.s3 import s3_server, set_credentials
 
 platform.processor()  # Starts a program, and caches its answer. MLflow asks for it in tests that may not start one.
 
@@ -196,6 +197,20 @@ def bundle_of(run_of: Callable[[str], RunFolder], once: Once) -> Callable[[str],
 def repository(bundle: Path, once: Once) -> Path:
     """Repository with the bundle as version 1 of model "feed"; read only."""
     return once("repository", lambda folder: publish(bundle, folder))
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """Address of a running S3 server, which has the bucket "shop"."""
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def location(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Location in object storage without any objects."""
+    set_credentials(monkeypatch, s3)
+    return f"s3://shop/{tmp_path.name}/models"
 
 
 @pytest.fixture(scope="session")

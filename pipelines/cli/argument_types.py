@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.object_store import check_location
 from ranking.artifacts.store_address import check_address
 
 MIN_LOG_ROWS = 2000
@@ -69,6 +70,14 @@ def _number(text: str, is_valid: Callable[[float], bool], bounds: str) -> float:
     if not is_valid(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number {bounds}")
     return number
+
+
+def remote_location(text: str) -> str:
+    """Check a location in object storage."""
+    try:
+        return check_location(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
 
 def port(text: str) -> int:

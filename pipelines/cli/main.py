@@ -43,6 +43,7 @@ EXIT_CODES: dict[type[RankerError], int] = {UsageError: 2, QualityGateError: 3, 
 LOCKED_TRAINING = "pip install --no-deps -r requirements/train.lock (CPU) or requirements/cuda-train.lock (GPU)"
 INSTALL_HINTS = {
     **dict.fromkeys(("torch", "onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna", "duckdb"), LOCKED_TRAINING),
+    "obstore": "pip install 'dselect-ranker[object-storage]'",
     "redis": "pip install 'dselect-ranker[redis]'",
     "confluent_kafka": "pip install 'dselect-ranker[kafka]'",
     "jinja2": "pip install 'dselect-ranker[report]'",

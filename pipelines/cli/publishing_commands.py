@@ -1,4 +1,4 @@
-"""Commands for bundles: freeze, publish, release, daily and score."""
+"""Commands for bundles: freeze, publish, release, push, pull, daily and score."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.cli.argument_types import canary, day, duration, fraction, location, positive_int
+from pipelines.cli.argument_types import canary, day, duration, fraction, location, positive_int, remote_location
 from pipelines.cli.command_group import CommandGroup
 from pipelines.cli.options import (
     BUNDLE,
     CONFIG,
     JSON,
+    LOCATION,
     NEW_FOLDER,
     REPOSITORY,
     RUN,
@@ -96,6 +97,17 @@ def add_commands(commands: CommandGroup) -> None:
         "--default", action="store_true", help="make the model the one that answers requests that name no model"
     )
     add_store(release)
+
+    push = commands.add(
+        "push", "upload the new versions and the releases of a repository to object storage", _push_command
+    )
+    push.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
+    push.add_argument("location", type=remote_location, metavar="LOCATION", help=LOCATION)
+
+    pull = commands.add("pull", "copy the released versions of a repository from object storage", _pull_command)
+    pull.add_argument("location", type=remote_location, metavar="LOCATION", help=LOCATION)
+    pull.add_argument("repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; created if it does not exist")
+    pull.add_argument("--all", action="store_true", help="copy all versions (default: released versions and fallbacks)")
 
     daily = commands.add(
         "daily", "train on a new day, and publish the model unless it is worse than the served one", _daily_command
@@ -195,6 +207,29 @@ def _release_command(arguments: argparse.Namespace) -> None:
     print(dump_json(release.to_json()))
     if previous not in (None, release.version):
         describe_counters(*where, previous, release.version, arguments.to, arguments.prefix)
+
+
+def _push_command(arguments: argparse.Namespace) -> None:
+    from pipelines.console import print_status
+    from ranking.artifacts.remote_repository import RemoteRepository
+
+    RemoteRepository(arguments.location, print_status).push(arguments.repository)
+    _print_releases(arguments.repository)
+
+
+def _pull_command(arguments: argparse.Namespace) -> None:
+    from pipelines.console import print_status
+    from ranking.artifacts.remote_repository import RemoteRepository
+
+    RemoteRepository(arguments.location, print_status).pull(arguments.repository, every_version=arguments.all)
+    _print_releases(arguments.repository)
+
+
+def _print_releases(folder: Path) -> None:
+    from ranking.artifacts import repository
+
+    names = repository.list_models(folder)
+    print(dump_json({name: repository.read_release(folder, name).to_json() for name in names}))
 
 
 def _daily_command(arguments: argparse.Namespace) -> None:

@@ -30,6 +30,7 @@ def add_commands(commands: CommandGroup) -> None:
         "no_keys": {"action": "store_true", "default": None},
         "operations_port": {"type": port, "metavar": "PORT"},
         "default_model": {"metavar": "MODEL"},
+        "remote": {"metavar": "LOCATION"},
         "backend": {"choices": get_args(BackendName)},
         "workers": {"type": positive_int},
         "threads": {"type": positive_int},

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipelines.cli.argument_types import duration, location, port, positive_int
+from pipelines.cli.argument_types import duration, location, port, positive_int, remote_location
 from pipelines.cli.command_group import CommandGroup
 from pipelines.cli.options import (
     BUNDLE,
+    LOCATION,
     REPOSITORY,
     add_counter_flag,
     add_loop_folders,
@@ -68,6 +69,12 @@ def add_commands(commands: CommandGroup) -> None:
     )
     add_loop_folders(follow, required=True)
     follow.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
+    follow.add_argument(
+        "--remote",
+        type=remote_location,
+        metavar="LOCATION",
+        help=f"{LOCATION}, of which REPOSITORY is a copy that each step updates (default: it is not a copy)",
+    )
     follow.add_argument("--state", type=Path, help=argparse.SUPPRESS)  # earlier versions kept a joined log there
     follow.add_argument(
         "--window",
@@ -130,13 +137,15 @@ def _counters_follow_command(arguments: argparse.Namespace) -> None:
     from pipelines.jobs.follow_counters import Follower, FollowMetrics, follow
     from pipelines.jobs.followed_version import FollowOptions
     from pipelines.loop.sources import LoopSources
+    from ranking.artifacts.remote_repository import RemoteRepository
 
     sources = LoopSources(arguments.served, arguments.feedback, arguments.repository, arguments.model)
     if not arguments.every:
         raise UsageError("--every 0s: a step needs time; choose 1s or more")
     if arguments.state is not None:
         print_status(f"--state is ignored: the store keeps what was followed; delete {arguments.state}")
-    options = FollowOptions(sources, store_url(arguments), arguments.prefix, arguments.window)
+    remote = None if arguments.remote is None else RemoteRepository(arguments.remote, print_status)
+    options = FollowOptions(sources, store_url(arguments), arguments.prefix, arguments.window, remote)
     if arguments.once:
         result = Follower(options).step()
         print(dump_json(result))

@@ -67,8 +67,8 @@ class Follower:
             RankerError: a file cannot be read, or the store cannot be written; the step can be repeated.
         """
         sources = self._options.sources
-        assert sources.repository is not None
-        if repository.read_release(sources.repository, self._current.name).version != self._current.version:
+        folder = self._options.update_repository()
+        if repository.read_release(folder, self._current.name).version != self._current.version:
             self._current = FollowedVersion(self._options)
         self._current.load_missing()
         with lock_folders([sources.served, sources.feedback]):

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from datetime import time as time_of_day
+from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from pipelines.feature_store.positions import Positions
 from pipelines.jobs.load_counters import load_sums
 from pipelines.loop.closed_requests import ClosedRequests
 from pipelines.loop.sources import LoopSources
+from ranking.artifacts.remote_repository import RemoteRepository
 from ranking.counters.stored_sums import StateValue, definition
 from ranking.errors import OutputError, QualityGateError
 
@@ -37,12 +39,26 @@ class FollowOptions:
         url: address of the store, see ``ranking.artifacts.store_address``.
         prefix: prefix of the keys.
         window: seconds after an impression in which feedback counts, for counters without a delay.
+        remote: repository in object storage of which that of the sources is a copy; None if it is not a copy.
     """
 
     sources: LoopSources
     url: str
     prefix: str
     window: int
+    remote: RemoteRepository | None = None
+
+    def update_repository(self) -> Path:
+        """Return the folder of the repository, with the latest releases if it is a copy.
+
+        Raises:
+            RankerError: the copy cannot be updated.
+        """
+        folder = self.sources.repository
+        assert folder is not None
+        if self.remote is not None:
+            self.remote.pull(folder)
+        return folder
 
 
 @dataclass(frozen=True)
@@ -73,12 +89,12 @@ class FollowedVersion:
         BundleError: the model cannot be read.
         OutputError: the store cannot be reached.
         UsageError: the address has an unsupported option, or the model has no counters.
+        RankerError: a copy of the repository cannot be updated.
     """
 
     def __init__(self, options: FollowOptions) -> None:
         sources = options.sources
-        assert sources.repository is not None
-        served = load_served(sources.repository, sources.model)
+        served = load_served(options.update_repository(), sources.model)
         self.name, self.version, self.clock, self.derived = served.name, served.version, served.clock, served.derived
         self.schema, self.tables = served.ranker.schema, served.ranker.tables
         self.store = CounterStore(options.url, options.prefix, self.name)

@@ -8,10 +8,10 @@ from pathlib import Path
 from pipelines.console import print_status
 from pipelines.jobs.counter_loss import Coverage, require_coverage
 from ranking.artifacts import bundle, checksums, repository
-from ranking.artifacts.atomic_files import atomic_directory, fsync, os_error_text
+from ranking.artifacts.atomic_files import atomic_directory
 from ranking.artifacts.default_model import record_first_model
 from ranking.artifacts.release import Release
-from ranking.errors import BundleError, OutputError
+from ranking.errors import BundleError
 
 
 def publish(
@@ -55,7 +55,7 @@ def publish(
             checksums.verify_files(draft)
         with repository.lock_model(repo, name):
             version = max(repository.list_versions(repo, name), default=0) + 1
-            _move(work / "new", repository.bundle_folder(repo, name, version))
+            repository.move_folder(work / "new", repository.bundle_folder(repo, name, version))
             previous = repository.find_release(repo, name)
             if previous is not None and previous.pinned:
                 print_status(
@@ -92,14 +92,5 @@ def _retire(repo: Path, name: str, keep: int, release: Release, work: Path) -> N
     """Remove old versions, each by one rename; services that loaded a removed version keep it in memory."""
     for version in repository.list_versions(repo, name)[:-keep]:
         if version not in release.versions:
-            _move(repository.bundle_folder(repo, name, version), work / str(version))
+            repository.move_folder(repository.bundle_folder(repo, name, version), work / str(version))
             print_status(f"removed version {version} of {name}")
-
-
-def _move(folder: Path, target: Path) -> None:
-    try:
-        folder.rename(target)
-        fsync(target.parent)
-        fsync(folder.parent)
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written ({os_error_text(error)})") from None

@@ -57,7 +57,7 @@ Services of earlier formats cannot read them.
 """
 SUPPORTED_FORMATS = (2, FORMAT, COMPACT_FORMAT, READING_FORMAT, MEAN_FORMAT)
 """Formats that can be read. Format 2 has the text of ids in place of hashes."""
-BODY, COUNTERS = "body.onnx", "counters"
+MANIFEST, BODY, COUNTERS = "manifest.json", "body.onnx", "counters"
 DOCUMENTS = EVALUATION, REPORT = "evaluation.json", "report.html"
 """Documents of the run that a bundle may contain. Scoring does not read them."""
 TOLERANCE = 1e-5
@@ -99,7 +99,7 @@ def write_bundle(
         "details": dict(ranker.details),
     }
     with atomic_directory(folder) as draft:
-        (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         weights = {
             f"{prefix}{name}": np.asarray(weight, order="C")  # save_file writes the memory and ignores strides
             for prefix, model in zip(prefixes(len(ranker.models)), ranker.models, strict=True)
@@ -233,7 +233,7 @@ def read_schema(folder: Path) -> Schema:
     Raises:
         BundleError: it cannot be read.
     """
-    file = folder / "manifest.json"
+    file = folder / MANIFEST
     with as_bundle_error(folder):
         return parse_schema(json.loads(read_regular(file))["schema"], file)
 
@@ -265,7 +265,7 @@ def read_golden(folder: Path, schema: Schema) -> tuple[pa.Table, pa.Table]:
 
 
 def _read(folder: Path, read_file: ReadFile) -> FrozenRanker:
-    file = folder / "manifest.json"
+    file = folder / MANIFEST
     manifest: dict[str, Any] = json.loads(read_regular(file))
     if manifest["format"] not in SUPPORTED_FORMATS:
         supported = ", ".join(map(str, SUPPORTED_FORMATS))

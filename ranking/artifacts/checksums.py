@@ -56,17 +56,29 @@ def verify_files(folder: Path) -> None:
         raise BundleError(f"{folder} cannot be read ({os_error_text(error)})") from None
 
 
-def _compare_checksums(folder: Path) -> None:
+def parse_checksums(content: bytes, folder: Path | str) -> dict[str, str]:
+    """Return the SHA-256 of each file by its path within the folder, from the content of SHA256SUMS.
+
+    Raises:
+        BundleError: the content is damaged, or a path leads out of the folder.
+    """
     try:
-        text = read_regular(folder / CHECKSUM_FILE, MAX_BYTES).decode()
+        text = content.decode()
         lines = [line.split("  ", 1) for line in text.split("\n")[:-1]]
         expected = {name: digest for digest, name in lines}
         if text != "".join(f"{digest}  {name}\n" for name, digest in expected.items()):
+            raise ValueError
+        if any(name.startswith("/") or ".." in name.split("/") for name in expected):
             raise ValueError
     except ValueError:
         raise BundleError(
             f"{folder}/{CHECKSUM_FILE} is damaged; freeze the run again or copy the bundle again"
         ) from None
+    return expected
+
+
+def _compare_checksums(folder: Path) -> None:
+    expected = parse_checksums(read_regular(folder / CHECKSUM_FILE, MAX_BYTES), folder)
     files = _data_files(folder)
     for name in sorted(files.keys() - expected.keys()):
         raise BundleError(f"{folder}/{name} is not listed in {CHECKSUM_FILE}: the file was added to the bundle")

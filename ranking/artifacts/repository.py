@@ -237,6 +237,20 @@ def staging_dir(repository: Path, name: str) -> Iterator[Path]:
         yield staging
 
 
+def move_folder(folder: Path, target: Path) -> None:
+    """Move a folder of a repository by one rename: a draft becomes a version, or a version is removed.
+
+    Raises:
+        OutputError: the repository cannot be written.
+    """
+    try:
+        folder.rename(target)
+        fsync(target.parent)
+        fsync(folder.parent)
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written ({os_error_text(error)})") from None
+
+
 def _create_staging(model: Path) -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=model))

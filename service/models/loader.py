@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
 import numpy as np
 
 from ranking.artifacts import bundle, repository
+from ranking.artifacts.remote_repository import RemoteRepository
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.errors import BundleError
@@ -22,23 +24,50 @@ from service.engine.request_encoder import RequestEncoder
 from service.models.sealed_copy import copy_file
 from service.settings import Settings
 
+log = logging.getLogger("ranker.service")
+
 OWNERS: tuple[Owner, ...] = ("user", "context", "item")
 
 
 def check_repository(settings: Settings) -> None:
     """Check that the repository holds a model, and the default model of the settings.
 
-    The service does not start otherwise. It does start if a version is damaged, because that may be repaired.
+    The service does not start otherwise. It does start if a version is damaged, because that may be repaired, and if a
+    repository in object storage cannot be reached of which it has a copy.
 
     Raises:
         BundleError: The repository does not exist, holds no model, or lacks the default model.
+        ConfigError: Object storage is not supported by this installation.
     """
-    path, default = settings.repository, settings.default_model
-    names = repository.list_models(path)
+    where, default = settings.remote or str(settings.repository), settings.default_model
+    names = repository.list_models(settings.repository) if settings.remote is None else _list_remote(settings)
     if not names:
-        raise BundleError(f"{path} holds no published model; publish one with 'ranker publish'")
+        command = "publish" if settings.remote is None else "push"
+        raise BundleError(f"{where} holds no published model; publish one with 'ranker {command}'")
     if default is not None and default not in names:
-        raise BundleError(f"{path} has no model '{default}': it has {', '.join(names)}")
+        raise BundleError(f"{where} has no model '{default}': it has {', '.join(names)}")
+
+
+def open_remote(settings: Settings) -> RemoteRepository | None:
+    """Return the repository in object storage that the settings name, if any.
+
+    Raises:
+        ConfigError: Object storage is not supported by this installation.
+    """
+    return None if settings.remote is None else RemoteRepository(settings.remote, lambda line: log.info("%s", line))
+
+
+def _list_remote(settings: Settings) -> list[str]:
+    remote = open_remote(settings)
+    assert remote is not None
+    try:
+        return remote.list_models()
+    except BundleError as error:
+        copied = repository.list_models(settings.repository) if settings.repository.is_dir() else []
+        if not copied:
+            raise
+        log.error("%s; serving the copy in %s", error, settings.repository)
+        return copied
 
 
 def load_model(settings: Settings, name: str, version: int) -> LoadedModel:

@@ -14,7 +14,7 @@ from ranking.artifacts.default_model import read_default_model
 from ranking.artifacts.release import CURRENT, Release
 from ranking.errors import BundleError, RankerError
 from service.engine.model import LoadedModel
-from service.models.loader import check_repository, load_model
+from service.models.loader import check_repository, load_model, open_remote
 from service.models.registry import ModelRegistry, ModelRouting
 from service.models.rejected_versions import RejectedVersions
 from service.settings import Settings
@@ -44,6 +44,7 @@ class Reconciler:
 
     def __init__(self, settings: Settings, models: ModelRegistry, metrics: Metrics) -> None:
         self._settings, self._models, self._metrics = settings, models, metrics
+        self._remote = open_remote(settings)
         self._lock = threading.Lock()
         self._logged: dict[str, str] = {}  # Last message by subject.
         self.loading: tuple[str, int] | None = None
@@ -65,42 +66,56 @@ class Reconciler:
         """Reconcile every model of the repository. Once the default model is served, the registry is ready.
 
         Raises:
-            BundleError: The repository does not exist.
+            BundleError: The repository does not exist, or a copy of it cannot be updated.
+            OutputError: The copy cannot be written.
         """
         with self._lock:
+            failure = self._update_copy()
             names = repository.list_models(self._settings.repository)
             for name in names:
                 if name not in self._models:
                     self._models.replace(name, None)
             has_default = self._sync_default()
             releases = {name: self._read_release(name) for name in names}
-            if has_default and None not in releases.values():
+            if has_default and None not in releases.values() and failure is None:
                 self._metrics.repository_read.set_to_current_time()
             for name, release in releases.items():
                 self._sync(name, release)
             self._mark_loaded()
+        if failure is not None:
+            raise failure
 
     def reload(self, name: str) -> None:
         """Reconcile one model, and retry its rejected versions.
 
         Raises:
             BundleError: A released version is rejected; the message names the first one and the reason.
+            RankerError: A copy of the repository cannot be updated.
         """
         with self._lock:
+            failure = self._update_copy()
             self.rejected.remove_all(name)
             self._sync(name, self._read_release(name))
             self._mark_loaded()
             for reason in self.rejected.reasons(name).values():
                 raise BundleError(reason)
+        if failure is not None:
+            raise failure
 
     def release(self, name: str, release: Release) -> None:
         """Verify all versions of a release, replace the model's release by it, and serve it.
 
         Raises:
-            BundleError: A version is not published or cannot be served; the release is then unchanged.
+            BundleError: A version is not published or cannot be served, or the repository is a copy; the release is
+                then unchanged.
             OutputError: The repository cannot be written.
         """
         path = self._settings.repository
+        if self._remote is not None:
+            raise BundleError(
+                f"this repository is a copy of {self._remote.location}: change the release there with 'ranker release' "
+                "and 'ranker push'"
+            )
         with self._lock, repository.lock_model(path, name):
             repository.check_published(path, name, release)
             verified = {}
@@ -113,6 +128,15 @@ class Reconciler:
             self.rejected.remove_all(name)
             self._sync(name, release, verified)
             self._mark_loaded()
+
+    def _update_copy(self) -> RankerError | None:
+        """Update the copy of a repository in object storage, if it is one; return the error, if any."""
+        try:
+            if self._remote is not None:
+                self._remote.pull(self._settings.repository, prune=True)
+        except RankerError as error:
+            return error
+        return None
 
     def _verify(self, name: str, version: int) -> LoadedModel:
         """Return the loaded version, or raise BundleError, also for unexpected errors."""

@@ -145,6 +145,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
             },
         },
     ),
+    "remote": merged(
+        LOOP, {"repository": {"remote": "s3://bucket/models", "secret": "s3", "accessMode": "ReadWriteOnce"}}
+    ),
 }
 """Values that together reach every branch of the templates."""
 
@@ -453,6 +456,40 @@ def test_files_are_written_only_where_a_pod_has_to() -> None:
     assert writers["kafka"] == jobs | {"served": {"collect", "daily"}, "feedback": {"collect-feedback", "daily"}}
 
 
+def test_pods_copy_the_repository_from_object_storage_and_only_jobs_mount_the_claim(tmp_path: Path) -> None:
+    variables = environment_of("remote")
+    assert variables["RANKER_REMOTE"] == "s3://bucket/models"
+    for role, template in pod_templates("remote").items():
+        container = container_of("remote", role)
+        assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+        (volume,) = [volume for volume in template["spec"]["volumes"] if volume["name"] == "repository"]
+        assert ("persistentVolumeClaim" in volume) == (role == "daily")
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "repository"]
+        assert not mount.get("readOnly")
+    assert "--remote=s3://bucket/models" in container_of("remote", "follow")["args"]
+    commands = [command[1:3] for command in run_script("remote", tmp_path)[1] if command[0] == "ranker"]
+    assert commands[0] == ["pull", "s3://bucket/models"]
+    assert [command[0] for command in commands] == ["pull", "daily", "push"]
+    assert objects_of("remote")["PersistentVolumeClaim/ranker-repository"]["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "programs"),
+    [
+        ({"pull": 1}, 1, ["pull"]),
+        ({"daily": 1}, 1, ["pull", "daily"]),
+        ({"daily": 3}, 3, ["pull", "daily", "push"]),
+        ({"push": 1}, 1, ["pull", "daily", "push"]),
+    ],
+)
+def test_daily_job_pushes_unless_daily_failed(
+    statuses: dict[str, int], status: int, programs: list[str], tmp_path: Path
+) -> None:
+    result, commands = run_script("remote", tmp_path, **statuses)
+    assert result == status
+    assert [command[1] for command in commands if command[0] == "ranker"] == programs
+
+
 def test_daily_job_deletes_old_files_that_no_service_deletes(tmp_path: Path) -> None:
     feedback = ["find", "/feedback", "-maxdepth", "1", "-name", "feedback-*.jsonl", "-mmin"]
     served = ["find", "/served", "-maxdepth", "1", "-name", "served-*.parquet", "-mmin"]
@@ -660,6 +697,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
         "training.follow: requires store.secret",
     ),
     (merged(LOOP, {"servedLog": {"userKeySecret": "users"}}), "training.follow: servedLog.userKeySecret hashes"),
+    ({"repository": {"remote": "hdfs://models"}}, "/repository/remote"),
+    ({"repository": {"remote": "s3://bucket/$(id)"}}, "/repository/remote"),
+    ({"repository": {"accessMode": "ReadOnlyMany"}}, "/repository/accessMode"),
+    ({"settings": {"remote": "s3://bucket/models"}}, "invalid propertyName 'remote'"),
     ({"extraVolumes": [{"emptyDir": {}}]}, "/extraVolumes/0"),
     ({"extraVolumeMounts": [{"name": "certificates"}]}, "/extraVolumeMounts/0"),
     ({"settings": {"max_candidates": "many"}}, "/settings/max_candidates"),

@@ -82,11 +82,33 @@ securityContext:
   valueFrom: {secretKeyRef: {name: {{ .Values.store.secret }}, key: address}}
 {{- end }}
 
+{{/* Environment variables of the Secret with the credentials for object storage. */}}
+{{- define "ranker.credentials" -}}
+{{- with .Values.repository.secret }}
+envFrom: [{secretRef: {name: {{ . }}}}]
+{{- end }}
+{{- end }}
+
+{{/* Volume of the repository for pods that only read it: the claim, or one for a copy from object storage. */}}
+{{- define "ranker.readRepository" -}}
+- name: repository
+  {{- if .Values.repository.remote }}
+  emptyDir: {sizeLimit: {{ .Values.repository.size }}}
+  {{- else }}
+  persistentVolumeClaim: {claimName: {{ include "ranker.claim" (list . "repository" .Values.repository) }}, readOnly: true}
+  {{- end }}
+{{- end }}
+
+{{- define "ranker.readRepositoryMount" -}}
+- {name: repository, mountPath: /repository{{ if not .Values.repository.remote }}, readOnly: true{{ end }}}
+{{- end }}
+
 {{/* Image, security settings and environment of the containers of training and of the loop. `env` is the last key. */}}
 {{- define "ranker.training" -}}
 image: {{ include "ranker.image" (list .Values.training.image .Chart) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{ include "ranker.container" . }}
+{{- include "ranker.credentials" . }}
 env:
   - {name: HOME, value: /tmp}
 {{- end }}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import moto.settings
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 from pyarrow.fs import FileSystem, LocalFileSystem, copy_files
 
 from pipelines.cli.main import main
@@ -24,6 +21,7 @@ from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from ranking.errors import LogError
 from tests.conftest import SMALL, Once
+from tests.support.s3 import arrow_query, set_credentials
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -71,24 +69,12 @@ def test_reader_accepts_file_uri(shop: Shop) -> None:
     assert [chunk.file for chunk in reader.scan()] == [f"file://{shop.log}/part-0.parquet"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """Address of a running S3 server."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    running = ThreadedMotoServer(port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"{host}:{port}"
-    running.stop()
-
-
 class Bucket:
     """The bucket "shop" of the server."""
 
     def __init__(self, server: str) -> None:
-        self.query = f"endpoint_override={server}&scheme=http&region=us-east-1"
-        self.filesystem, _ = FileSystem.from_uri(self.uri("") + "&allow_bucket_creation=true")
-        self.filesystem.create_dir("shop")
+        self.query = arrow_query(server)
+        self.filesystem, _ = FileSystem.from_uri(self.uri(""))
         self.filesystem.delete_dir_contents("shop")
 
     def uri(self, path: str, bucket: str = "shop") -> str:
@@ -103,12 +89,10 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """An empty bucket; the credentials are in the environment."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    return Bucket(server)
+    set_credentials(monkeypatch, s3)
+    return Bucket(s3)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,191 @@
+"""Objects below a location in object storage, read and written with obstore."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from ranking.errors import BundleError, ConfigError, single_line
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+    from obstore.store import ObjectStore as Store
+
+FORMS = "s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
+CHUNK_BYTES = 8 * 1024 * 1024
+"""Bytes of a file that one request downloads, so that a request takes seconds even if the file takes minutes."""
+Tag: TypeAlias = "UpdateVersion"
+"""Identifies a version of an object: entity tag, and generation on Google Cloud Storage."""
+
+MAX_RETRIES, RETRY_SECONDS, CONNECT_SECONDS = 5, 30, 5
+"""Limits of the retries of a request, with growing pauses, and of the time to connect."""
+HINT = "check the location, the network and the credentials (for S3: the AWS_* variables)"
+
+_LOCATION = re.compile(r"(s3|gs|az)://[^/?#@]+(/[^?#]*)?")
+
+
+def check_location(location: str) -> str:
+    """Return a location without slashes at its end.
+
+    Raises:
+        ValueError: it is not a location in object storage.
+    """
+    if not _LOCATION.fullmatch(location):
+        raise ValueError(f"is not a location in object storage: write {FORMS}")
+    return location.rstrip("/")
+
+
+class ObjectStore:
+    """Objects below a location. Credentials, region and endpoint are those of the environment or of the machine.
+
+    Args:
+        location: ``s3://BUCKET/PATH``, ``gs://BUCKET/PATH`` or ``az://CONTAINER/PATH``.
+
+    Attributes:
+        location: the location, without slashes at its end.
+
+    Raises:
+        ConfigError: the location is not valid, or obstore is not installed.
+    """
+
+    def __init__(self, location: str) -> None:
+        try:
+            from obstore.store import from_url
+        except ModuleNotFoundError as error:
+            hint = "pip install 'dselect-ranker[object-storage]'"
+            raise ConfigError(f"{location} needs {error.name}: {hint}") from None
+        try:
+            self.location = check_location(location)
+        except ValueError as error:
+            raise ConfigError(f"{location} {error}") from None
+        with self._errors(""):
+            # The endpoint is the operator's choice, also one without TLS in the same network.
+            self._store: Store = from_url(
+                self.location,
+                client_options={"allow_http": True, "connect_timeout": timedelta(seconds=CONNECT_SECONDS)},
+                retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+            )
+
+    def folders(self, path: str = "") -> list[str]:
+        """Return the names of the folders in a folder, sorted."""
+        from obstore import list_with_delimiter
+
+        with self._errors(path):
+            prefixes = list_with_delimiter(self._store, path)["common_prefixes"]
+        return sorted(prefix.rpartition("/")[2] for prefix in prefixes)
+
+    def read(self, path: str, max_bytes: int) -> tuple[bytes, Tag] | None:
+        """Return the content and the tag of a small object; None if it does not exist.
+
+        Raises:
+            BundleError: it is larger than ``max_bytes``, or cannot be read.
+        """
+        from obstore import get
+
+        try:
+            with self._errors(path, FileNotFoundError):
+                result = get(self._store, path)
+                if result.meta["size"] > max_bytes:
+                    raise BundleError(f"{self.location}/{path} is larger than {max_bytes:,} bytes")
+                tag = {name: result.meta[name] for name in ("e_tag", "version") if result.meta[name] is not None}
+                return bytes(result.bytes()), cast("Tag", tag)
+        except FileNotFoundError:
+            return None
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Write a small object unless it exists; return whether it was written."""
+        from obstore import put
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            with self._errors(path, AlreadyExistsError):
+                put(self._store, path, content, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def replace(self, path: str, content: bytes, tag: Tag) -> bool:
+        """Replace a small object that still has this tag; return whether it was replaced."""
+        from obstore import put
+        from obstore.exceptions import PreconditionError
+
+        try:
+            with self._errors(path, PreconditionError, FileNotFoundError):
+                put(self._store, path, content, mode=tag, use_multipart=False)
+        except (PreconditionError, FileNotFoundError):
+            return False
+        return True
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a small object."""
+        from obstore import put
+
+        with self._errors(path):
+            put(self._store, path, content, use_multipart=False)
+
+    def upload(self, file: Path, path: str) -> None:
+        """Copy a file to an object."""
+        from obstore import put
+
+        with self._errors(path):
+            put(self._store, path, file)
+
+    def download(self, path: str, file: Path) -> None:
+        """Copy an object to a file.
+
+        Raises:
+            BundleError: the object does not exist, or cannot be read.
+            OSError: the file cannot be written.
+        """
+        from obstore import open_reader
+
+        with file.open("wb") as target:
+            try:
+                with self._errors(path, FileNotFoundError):
+                    reader = open_reader(self._store, path, buffer_size=CHUNK_BYTES)
+            except FileNotFoundError:
+                raise BundleError(f"{self.location}/{path} does not exist") from None
+            while True:
+                with self._errors(path):
+                    chunk = reader.read(CHUNK_BYTES)
+                if not len(chunk):
+                    return
+                target.write(chunk)
+
+    def delete(self, path: str) -> None:
+        """Delete an object, if it exists."""
+        from obstore import delete
+
+        with self._errors(path):
+            delete(self._store, path)
+
+    def paths(self, folder: str) -> list[str]:
+        """Return the paths of all objects below a folder."""
+        from obstore import list as list_objects
+
+        with self._errors(folder):
+            return [entry["path"] for page in list_objects(self._store, f"{folder}/") for entry in page]
+
+    @contextmanager
+    def _errors(self, path: str, *expected: type[Exception]) -> Iterator[None]:
+        """Convert errors of the store to BundleError, except those that the caller expects."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except expected:
+            raise
+        except (BaseError, FileNotFoundError, PermissionError) as error:
+            where = f"{self.location}/{path}".rstrip("/")
+            raise BundleError(f"{where} cannot be reached ({_reason(error)}); {HINT}") from None
+
+
+def _reason(error: BaseException) -> str:
+    """Return the reason of an error without the query and the debug output that obstore adds."""
+    text = single_line(Exception(str(error).split("Debug source:")[0]))
+    message = re.search(r"<Message>(.*?)</Message>", text)
+    return message[1] if message else text.partition(" - Server returned")[0]

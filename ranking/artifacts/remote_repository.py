@@ -1,0 +1,394 @@
+"""A repository in object storage, and its copies in folders.
+
+It has the layout of ``repository``. Versions never change, and SHA256SUMS, which names the files of a version, is
+uploaded last. ``current.json`` is replaced only if it is still the one that was read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ranking.artifacts import repository
+from ranking.artifacts.atomic_files import atomic_directory, check_folder, files_in, os_error_text, write_json
+from ranking.artifacts.bundle import MANIFEST
+from ranking.artifacts.checksums import CHECKSUM_FILE, MAX_BYTES, parse_checksums, verify_files
+from ranking.artifacts.default_model import REPOSITORY_FILE, read_default_model
+from ranking.artifacts.object_store import ObjectStore, Tag
+from ranking.artifacts.release import CURRENT, FALLBACKS, Fallbacks, Release, parse_release
+from ranking.errors import BundleError, OutputError, RankerError
+from ranking.regular_files import read_regular
+from ranking.schema import MODEL_NAME
+
+MAX_MANIFEST_BYTES = 1024**3
+"""Maximum size of ``manifest.json``."""
+STATE_FILE = ".remote.json"
+"""What a folder and the repository in object storage had in common after the last pull or push."""
+RETRY_SECONDS = 60.0
+"""Seconds until a version whose files do not match their checksums is downloaded again."""
+
+
+class _ModelState(BaseModel):
+    """Release and versions of a model that both sides had."""
+
+    model_config = ConfigDict(extra="forbid")
+    release: Release | None = None
+    versions: set[int] = set()
+
+
+class _State(BaseModel):
+    """Content of ``STATE_FILE``: the location, and what both sides had."""
+
+    model_config = ConfigDict(extra="forbid")
+    location: str
+    default_model: str | None = None
+    models: dict[str, _ModelState] = {}
+
+
+class RemoteRepository:
+    """A repository in object storage.
+
+    Args:
+        location: its location, such as ``s3://BUCKET/PATH``.
+        report: function that receives a line of text for each change.
+
+    Raises:
+        ConfigError: the location is not valid, or obstore is not installed.
+    """
+
+    def __init__(self, location: str, report: Callable[[str], None]) -> None:
+        self._store, self._report = ObjectStore(location), report
+        self._damaged: dict[tuple[str, int], tuple[float, BundleError]] = {}
+
+    @property
+    def location(self) -> str:
+        """The location."""
+        return self._store.location
+
+    def list_models(self) -> list[str]:
+        """Return the models that have a release, sorted.
+
+        Raises:
+            BundleError: the location cannot be reached.
+        """
+        names = [name for name in self._store.folders() if re.fullmatch(MODEL_NAME, name)]
+        return [name for name in names if self._read(f"{name}/{CURRENT}") is not None]
+
+    def pull(self, folder: Path, *, every_version: bool = False, prune: bool = False) -> None:
+        """Update a folder: copy and verify the versions of each release and its fallbacks, then replace the release.
+
+        A release is replaced only if all of its versions could be copied, or if the folder has no release yet. An error
+        of one model does not prevent the update of the others.
+
+        Args:
+            folder: the folder, which is created if it does not exist.
+            every_version: copy all other versions, too.
+            prune: remove versions that were copied and are not needed any more.
+
+        Raises:
+            BundleError: the location cannot be reached, a version is damaged, or both sides have other releases than
+                after the last pull or push.
+            OutputError: the folder cannot be written.
+        """
+        check_folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
+        errors: list[RankerError] = []
+        with self._state(folder) as state:
+            for name in self.list_models():
+                try:
+                    self._pull_model(folder, name, state.models.setdefault(name, _ModelState()), every_version)
+                    if prune:
+                        self._prune(folder, name, state.models[name])
+                except RankerError as error:
+                    errors.append(error)
+            self._pull_default(folder, state)
+        if errors:
+            raise errors[0]
+
+    def push(self, folder: Path) -> None:
+        """Upload the new versions of a folder, then its releases; delete the versions that the folder removed.
+
+        Raises:
+            BundleError: the location cannot be reached, it has another release than after the last pull or push or
+                another version of the same number, or a version of the folder is damaged.
+            OutputError: ``STATE_FILE`` cannot be written.
+        """
+        names = repository.list_models(folder)
+        with self._state(folder) as state:
+            for name in names:
+                self._push_model(folder, name, state.models.setdefault(name, _ModelState()))
+            self._push_default(folder, state)
+
+    def _pull_model(self, folder: Path, name: str, state: _ModelState, every_version: bool) -> None:
+        remote = self._read_release(name)
+        if remote is None:
+            return
+        theirs, ours, fallbacks = remote[0], _local_release(folder, name), self._read_fallbacks(name)
+        if ours not in (None, state.release, theirs):
+            raise BundleError(
+                f"{folder}/{name} and {self.location}/{name} were released differently since the last pull or push "
+                f"({_text(ours)} and {_text(theirs)}): delete {folder}/{name}/{CURRENT} and pull again to continue "
+                "with the latter"
+            )
+        errors = self._pull_versions(folder, name, theirs.versions, state)
+        if ours is None or not errors:
+            self._write_release(folder, name, theirs, fallbacks, state)
+        others = [*fallbacks.versions, *(self._list_versions(name) if every_version else [])]
+        errors += self._pull_versions(folder, name, others, state, skip_missing=True)
+        if errors:
+            raise errors[0]
+
+    def _pull_versions(
+        self, folder: Path, name: str, versions: Iterable[int], state: _ModelState, *, skip_missing: bool = False
+    ) -> list[RankerError]:
+        """Copy those of these versions that the folder lacks; return the errors."""
+        errors: list[RankerError] = []
+        for version in dict.fromkeys(versions):
+            try:
+                self._pull_version(folder, name, version, state, skip_missing)
+            except RankerError as error:
+                errors.append(error)
+        return errors
+
+    def _pull_version(self, folder: Path, name: str, version: int, state: _ModelState, skip_missing: bool) -> None:
+        target, where = repository.bundle_folder(folder, name, version), f"{name}/{version}"
+        if target.is_dir() and version in state.versions:
+            return
+        checksums = self._read(f"{where}/{CHECKSUM_FILE}")
+        if checksums is None:
+            if skip_missing:
+                return
+            raise BundleError(f"{self.location}/{where} does not exist, or its upload has not finished")
+        if target.is_dir():
+            self._require_same(folder, where, checksums[0])
+        else:
+            self._download(folder, name, version, checksums[0])
+        state.versions.add(version)
+
+    def _download(self, folder: Path, name: str, version: int, checksums: bytes) -> None:
+        where, start = f"{name}/{version}", time.monotonic()
+        failed, error = self._damaged.get((name, version), (-RETRY_SECONDS, None))
+        if error is not None and start < failed + RETRY_SECONDS:
+            raise error
+        with repository.staging_dir(folder, name) as work:
+            with atomic_directory(work / "new") as draft:
+                for file in parse_checksums(checksums, f"{self.location}/{where}"):
+                    (draft / file).parent.mkdir(parents=True, exist_ok=True)
+                    self._store.download(f"{where}/{file}", draft / file)
+                (draft / CHECKSUM_FILE).write_bytes(checksums)
+                size = sum(file.stat().st_size for file in files_in(draft))
+                try:
+                    verify_files(draft)
+                except BundleError as damage:
+                    error = BundleError(str(damage).replace(str(draft), f"{self.location}/{where}"))
+                    self._damaged[name, version] = time.monotonic(), error
+                    raise error from None
+            with repository.lock_model(folder, name):
+                repository.move_folder(work / "new", repository.bundle_folder(folder, name, version))
+        seconds = time.monotonic() - start
+        self._report(
+            f"copied version {version} of {name} from {self.location} ({size / 1e6:.1f} MB in {seconds:.1f} s)"
+        )
+
+    def _write_release(
+        self, folder: Path, name: str, release: Release, fallbacks: Fallbacks, state: _ModelState
+    ) -> None:
+        """Replace the release of the folder, unless it is the same; an unchanged file tells readers to do nothing."""
+        path = folder / name
+        if _local_release(folder, name) != release or _local_fallbacks(path) != fallbacks:
+            path.mkdir(exist_ok=True)
+            with repository.lock_model(folder, name):
+                write_json(fallbacks.model_dump(), path / FALLBACKS)
+                write_json(release.to_json(), path / CURRENT)
+            self._report(f"{path}: {_text(release)}")
+        state.release = release
+
+    def _pull_default(self, folder: Path, state: _State) -> None:
+        theirs = self._read_json(REPOSITORY_FILE)
+        default = theirs.get("default_model") if isinstance(theirs, dict) else None
+        if not isinstance(default, str) or default == state.default_model:
+            return
+        write_json({"default_model": default}, folder / REPOSITORY_FILE)
+        state.default_model = default
+
+    def _prune(self, folder: Path, name: str, state: _ModelState) -> None:
+        """Remove copied versions that are neither released nor fallbacks; processes keep what they have loaded."""
+        release = repository.read_release(folder, name)
+        needed = {*release.versions, *repository.read_fallbacks(folder, name)}
+        for version in sorted(state.versions - needed):
+            target = repository.bundle_folder(folder, name, version)
+            if target.is_dir():
+                with repository.staging_dir(folder, name) as work:
+                    repository.move_folder(target, work / str(version))
+                self._report(f"removed version {version} of {name} from {folder}")
+            state.versions.discard(version)
+
+    def _push_model(self, folder: Path, name: str, state: _ModelState) -> None:
+        ours, remote = repository.read_release(folder, name), self._read_release(name)
+        where = f"{self.location}/{name}"
+        if remote is not None and remote[0] not in (ours, state.release):
+            raise BundleError(
+                f"{where} was released by another repository since the last pull or push ({_text(remote[0])}): "
+                f"run 'ranker pull {self.location} {folder}', then push again"
+            )
+        local = set(repository.list_versions(folder, name))
+        if remote is None:
+            state.versions.clear()  # The objects may have been deleted.
+        for version in sorted(local - state.versions | local & {*ours.versions}):
+            self._push_version(folder, name, version)
+            state.versions.add(version)
+        if (folder / name / FALLBACKS).exists():
+            self._write_if_changed(f"{name}/{FALLBACKS}", _local_fallbacks(folder / name).model_dump())
+        if remote is None or remote[0] != ours:
+            content = _encode(ours.to_json())
+            path = f"{name}/{CURRENT}"
+            written = (
+                self._store.create(path, content) if remote is None else self._store.replace(path, content, remote[1])
+            )
+            if not written:
+                raise BundleError(
+                    f"{where} was released by another process in the meantime: run 'ranker pull {self.location} "
+                    f"{folder}', then push again"
+                )
+            self._report(f"{where}: {_text(ours)}")
+        state.release = ours
+        for version in sorted(state.versions - local - {*ours.versions}):
+            self._delete(f"{name}/{version}")
+            self._report(f"removed version {version} of {name} from {self.location}")
+            state.versions.discard(version)
+
+    def _push_version(self, folder: Path, name: str, version: int) -> None:
+        source, where, start = repository.bundle_folder(folder, name, version), f"{name}/{version}", time.monotonic()
+        known = self._read(f"{where}/{CHECKSUM_FILE}")
+        if known is not None:
+            self._require_same(folder, where, known[0])
+            return
+        verify_files(source)
+        manifest = read_regular(source / MANIFEST)
+        if not self._store.create(f"{where}/{MANIFEST}", manifest):  # Of two repositories, one gets the number.
+            claimed = self._store.read(f"{where}/{MANIFEST}", MAX_MANIFEST_BYTES)
+            if claimed is None or claimed[0] != manifest:
+                raise self._conflict(folder, where)
+        files = [file for file in files_in(source) if file.name not in (MANIFEST, CHECKSUM_FILE)]
+        for file in files:
+            self._store.upload(file, f"{where}/{file.relative_to(source).as_posix()}")
+        self._store.write(f"{where}/{CHECKSUM_FILE}", read_regular(source / CHECKSUM_FILE))
+        size, seconds = sum(file.stat().st_size for file in files_in(source)), time.monotonic() - start
+        self._report(f"copied version {version} of {name} to {self.location} ({size / 1e6:.1f} MB in {seconds:.1f} s)")
+
+    def _push_default(self, folder: Path, state: _State) -> None:
+        ours = read_default_model(folder)
+        if ours is not None and ours != state.default_model:
+            self._write_if_changed(REPOSITORY_FILE, {"default_model": ours})
+            state.default_model = ours
+
+    def _require_same(self, folder: Path, where: str, checksums: bytes) -> None:
+        """Raise BundleError if both sides have different versions with this number."""
+        if read_regular(folder / where / CHECKSUM_FILE, MAX_BYTES) != checksums:
+            raise self._conflict(folder, where)
+
+    def _conflict(self, folder: Path, where: str) -> BundleError:
+        return BundleError(
+            f"{folder}/{where} and {self.location}/{where} are different versions of the same number: copy the bundle, "
+            f"delete {folder}/{where}, pull every version ('ranker pull --all'), and publish the copy again"
+        )
+
+    def _delete(self, where: str) -> None:
+        """Delete a version; without its checksums it is no longer complete."""
+        self._store.delete(f"{where}/{CHECKSUM_FILE}")
+        for path in self._store.paths(where):
+            self._store.delete(path)
+
+    def _list_versions(self, name: str) -> list[int]:
+        return sorted(int(folder) for folder in self._store.folders(name) if folder.isdecimal())
+
+    def _read_release(self, name: str) -> tuple[Release, Tag] | None:
+        content = self._read(f"{name}/{CURRENT}")
+        if content is None:
+            return None
+        return parse_release(_decode(content[0]), f"{self.location}/{name}/{CURRENT}"), content[1]
+
+    def _read_fallbacks(self, name: str) -> Fallbacks:
+        document = self._read_json(f"{name}/{FALLBACKS}")
+        try:
+            return Fallbacks() if document is None else Fallbacks.model_validate(document)
+        except ValidationError:
+            raise BundleError(f"{self.location}/{name}/{FALLBACKS} is damaged: delete it and push again") from None
+
+    def _write_if_changed(self, path: str, document: dict[str, Any]) -> None:
+        if self._read_json(path) != document:
+            self._store.write(path, _encode(document))
+
+    def _read_json(self, path: str) -> Any:
+        """Return the content of a JSON object; None if it does not exist or is not JSON."""
+        content = self._read(path)
+        return None if content is None else _decode(content[0])
+
+    def _read(self, path: str) -> tuple[bytes, Tag] | None:
+        return self._store.read(path, MAX_BYTES)
+
+    @contextmanager
+    def _state(self, folder: Path) -> Iterator[_State]:
+        """Yield the state of a folder, alone; it is written if it was changed, also after an error."""
+        with repository.lock_repository(folder):
+            state = self._read_state(folder)
+            before = state.model_dump_json()
+            try:
+                yield state
+            finally:
+                if state.model_dump_json() != before:
+                    write_json(state.model_dump(mode="json"), folder / STATE_FILE)
+
+    def _read_state(self, folder: Path) -> _State:
+        file = folder / STATE_FILE
+        try:
+            state = _State.model_validate(repository.read_json(file))
+        except FileNotFoundError:
+            return _State(location=self.location)
+        except ValidationError:
+            raise BundleError(f"{file} is damaged: delete it, then pull again") from None
+        if state.location != self.location:
+            raise BundleError(
+                f"{folder} is a copy of {state.location}: name another folder, or delete {file} to continue with "
+                f"{self.location}"
+            )
+        return state
+
+
+def _local_release(folder: Path, name: str) -> Release | None:
+    """Return the release of a folder; None if it has none, or a damaged one, which a pull replaces."""
+    with suppress(BundleError):
+        return repository.find_release(folder, name)
+    return None
+
+
+def _local_fallbacks(model: Path) -> Fallbacks:
+    with suppress(BundleError, FileNotFoundError, ValidationError):
+        return Fallbacks.model_validate(repository.read_json(model / FALLBACKS))
+    return Fallbacks()
+
+
+def _text(release: Release) -> str:
+    """Return a release as text, such as ``{"version": 3}``."""
+    return json.dumps(release.to_json())
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2) + "\n").encode()
+
+
+def _decode(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
