@@ -210,7 +210,7 @@ class RemoteRepository:
             with repository.lock_model(folder, name):
                 write_json(fallbacks.model_dump(), path / FALLBACKS)
                 write_json(release.to_json(), path / CURRENT)
-            self._report(f"{path}: {_text(release)}")
+            self._report(f"{path} releases {_text(release)}")
         state.release = release
 
     def _pull_default(self, folder: Path, state: _State) -> None:
@@ -260,7 +260,7 @@ class RemoteRepository:
                     f"{where} was released by another process in the meantime: run 'ranker pull {self.location} "
                     f"{folder}', then push again"
                 )
-            self._report(f"{where}: {_text(ours)}")
+            self._report(f"{where} releases {_text(ours)}")
         state.release = ours
         for version in sorted(state.versions - local - {*ours.versions}):
             self._delete(f"{name}/{version}")

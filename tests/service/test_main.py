@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pipelines.jobs.release import change_release
+from ranking.artifacts.remote_repository import RemoteRepository
 from ranking.errors import ConfigError, RankerError
 from service import main
 from service.main import choose_operations_port, is_loopback, require_keys
@@ -53,6 +55,18 @@ def test_service_with_onnxruntime_backend_does_not_load_pytorch_and_logs_each_ad
         output = service.output()
     assert output.count(f"serving on {service.url}, documentation at /docs") == 1
     assert output.count(f"serving metrics and admin operations on http://127.0.0.1:{service.operations_port},") == 1
+
+
+def test_workers_share_a_copy_of_a_repository_in_object_storage(
+    repo: Path, location: str, request_body: dict[str, Any], tmp_path: Path
+) -> None:
+    RemoteRepository(location, print).push(repo)
+    with running_service(tmp_path / "copy", workers=2, threads=1, remote=location, poll_seconds=0.2) as service:
+        assert post_json(f"{service.url}/v1/rank", request_body)["version"] == "1"
+        change_release(repo, "feed", {"version": 2})
+        RemoteRepository(location, print).push(repo)
+        service.wait_until(lambda: post_json(f"{service.url}/v1/rank", request_body)["version"] == "2")
+        assert service.output().count(f"copied version 1 of feed from {location}") == 1
 
 
 def test_serve_on_an_occupied_port_raises(repository: Path) -> None:

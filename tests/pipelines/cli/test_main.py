@@ -509,6 +509,53 @@ def test_unknown_slice_is_a_usage_error(workflow: Workflow) -> None:
     assert err.startswith(f"ranker: {workflow.folder}/run has no slice 'color': choose from user_id, item_id, ")
 
 
+# Object storage.
+
+
+def test_push_and_pull_print_the_releases(workflow: Workflow, location: str, tmp_path: Path) -> None:
+    repository, copy = workflow.folder / "repository", tmp_path / "copy"
+    releases = {"feed": {"version": 1}, "trial": {"version": 1}}
+    code, out, err = ranker("push", repository, location)
+    assert (code, json.loads(out)) == (0, releases)
+    assert f"copied version 1 of trial to {location}" in err
+    code, out, err = ranker("pull", location, copy, "--all")
+    assert (code, json.loads(out)) == (0, releases)
+    assert f"copied version 1 of trial from {location}" in err
+    assert (
+        ranker(
+            "score",
+            copy / "feed" / "1",
+            "--logs",
+            workflow.folder / "logs" / "log" / "date=2026-01-10",
+            "--out",
+            tmp_path / "scores.parquet",
+        )[0]
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ["pull", "s3://nowhere/models", "copy"],
+            1,
+            "s3://nowhere/models cannot be reached (The specified bucket does",
+        ),
+        (["serve", "copy", "--remote", "s3://nowhere/m"], 1, "s3://nowhere/m cannot be reached (The specified bucket"),
+        (["serve", "copy", "--remote", "ftp://a/b"], 1, "remote: is not a location in object storage: write s3://"),
+    ],
+)
+def test_wrong_location_is_reported_in_one_line(
+    arguments: list[str], code: int, message: str, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = ranker(*arguments)
+    assert (status, out) == (code, "")
+    assert message in err
+    assert err.count("\n") <= 2
+
+
 # Serve.
 
 

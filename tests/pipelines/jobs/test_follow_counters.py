@@ -27,11 +27,14 @@ from pipelines.data.reader import LogReader
 from pipelines.feature_store.counter_store import CounterStore, read_state
 from pipelines.feature_store.counter_values import counters_by_root, decode_roots
 from pipelines.feature_store.positions import RULES
-from pipelines.jobs.follow_counters import FollowMetrics, follow
+from pipelines.jobs.follow_counters import Follower, FollowMetrics, follow
 from pipelines.jobs.followed_version import FollowOptions, midnight
 from pipelines.jobs.forget import forget, forget_in_store
 from pipelines.jobs.join import join
+from pipelines.jobs.publish import publish
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, counter_key
+from ranking.artifacts.remote_repository import RemoteRepository
+from ranking.artifacts.repository import list_versions
 from ranking.counters.stored_sums import decode_records, definition, encode_records
 from ranking.encoding.vocabulary import stable_hash
 from ranking.errors import LogError
@@ -195,6 +198,19 @@ def test_follow_loads_counters_that_the_store_does_not_have(
     loop.serve(ROUNDS[0])
     assert loop.follower().step(ROUNDS[4])["applied"] == 60
     assert "loading counters: 33 values" in capsys.readouterr().err
+
+
+def test_follow_copies_the_released_version_from_object_storage(loop: CountedLoop, location: str) -> None:
+    source = RemoteRepository(location, print)
+    source.push(loop.folder / "repository")
+    sources = replace(loop.sources, repository=loop.folder / "copy")
+    follower = Follower(FollowOptions(sources, loop.url, DEFAULT_KEY_PREFIX, 600, RemoteRepository(location, print)))
+    loop.serve(ROUNDS[0])
+    assert follower.step(ROUNDS[4])["applied"] == 60
+    publish(loop.folder / "bundle", loop.folder / "repository")
+    source.push(loop.folder / "repository")
+    follower.step(ROUNDS[4])
+    assert list_versions(loop.folder / "copy", "counted") == [1, 2]
 
 
 def test_follow_of_a_version_with_other_delays_loads_the_counters_again(loop: CountedLoop) -> None:

@@ -95,7 +95,7 @@ def test_pull_copies_versions_releases_fallbacks_and_default_model(source: Copy,
     copy.pull()
     assert files_of(copy.folder) == files_of(source.folder)
     assert copy.lines[0].startswith(f"copied version 2 of feed from {copy.remote.location} (0.0 MB in ")
-    assert copy.lines[1] == f'{copy.folder}/feed: {{"version": 2}}'
+    assert copy.lines[1] == f'{copy.folder}/feed releases {{"version": 2}}'
 
 
 def test_pull_and_push_without_changes_write_nothing(source: Copy, copy: Copy) -> None:
