@@ -16,7 +16,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 PACKAGES = ("ranking", "service", "pipelines")
 OPTIONAL_MODULES = (
     *("torch", "torchrec", "fbgemm_gpu", "optuna", "sklearn", "scipy", "lightgbm", "tensorboard", "mlflow"),
-    *("redis", "hiredis", "confluent_kafka", "jinja2", "opentelemetry.sdk", "opentelemetry.exporter"),
+    *("redis", "hiredis", "confluent_kafka", "obstore", "jinja2", "opentelemetry.sdk", "opentelemetry.exporter"),
 )
 TRANSITIVE = {
     "starlette",
@@ -85,7 +85,9 @@ def test_every_imported_distribution_is_declared() -> None:
 
 def test_base_dependencies_leave_out_what_extras_declare() -> None:
     base = {distribution_name(requirement) for requirement in PROJECT["dependencies"]}
-    assert set(EXTRAS) == {*("client", "torch", "train", "redis", "kafka", "report", "baselines", "mlflow", "tracing")}
+    assert set(EXTRAS) == {
+        *("client", "torch", "train", "redis", "kafka", "object-storage", "report", "baselines", "mlflow", "tracing")
+    }
     assert not base & {
         "torch",
         "torchrec",
@@ -93,6 +95,7 @@ def test_base_dependencies_leave_out_what_extras_declare() -> None:
         "hiredis",
         "httpx2",
         "confluent-kafka",
+        "obstore",
         "jinja2",
         "optuna",
         "scikit-learn",
