@@ -22,6 +22,8 @@ BUNDLE = "folder written by 'ranker freeze', or a published version"
 REPOSITORY = "folder of published models"
 LOCATION = "repository in object storage: s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
 JSON = "print the result as JSON"
+ENGINES = ("ray", "spark")
+"""Engines of clusters."""
 EMBEDDINGS = ("float32", "float16", "int8")
 """Types of the rows of embedding tables in a bundle."""
 

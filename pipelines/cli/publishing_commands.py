@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from pipelines.cli.command_group import CommandGroup
 from pipelines.cli.options import (
     BUNDLE,
     CONFIG,
+    ENGINES,
     JSON,
     LOCATION,
     NEW_FOLDER,
@@ -157,12 +159,26 @@ def add_commands(commands: CommandGroup) -> None:
     score.add_argument(
         "--logs", type=location, required=True, help="Parquet file or folder, a path or URI; labels are not needed"
     )
-    score.add_argument("--out", type=Path, required=True, help="Parquet file; replaced when all rows are scored")
+    score.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="Parquet file, replaced when all rows are scored; with --workers or --engine a new folder of such files",
+    )
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="tasks to score (default: all)")
     score.add_argument(
         "--allow-missing",
         action="store_true",
         help="score although more than half of the feature columns have no value in any row",
+    )
+    engines = score.add_mutually_exclusive_group()
+    engines.add_argument(
+        "--workers", type=positive_int, metavar="N", help="score the files of the log in N processes (default: in one)"
+    )
+    engines.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="score the files of the log on a cluster, whose workers see all folders under the same paths",
     )
 
 
@@ -256,11 +272,17 @@ def _daily_command(arguments: argparse.Namespace) -> None:
 
 
 def _score_command(arguments: argparse.Namespace) -> None:
-    from pipelines.jobs.score import score_log
+    from pipelines.jobs import engines
+    from pipelines.jobs.score import score_log, score_parts
     from ranking.artifacts import bundle
 
-    ranker, allow_missing = bundle.load(arguments.bundle), arguments.allow_missing
-    counts = score_log(ranker, arguments.logs, arguments.out, arguments.tasks, allow_missing=allow_missing)
+    where, options = (arguments.logs, arguments.out), {"allow_missing": arguments.allow_missing}
+    if arguments.workers is None and arguments.engine is None:
+        counts = score_log(bundle.load(arguments.bundle), *where, arguments.tasks, **options)
+    else:
+        runs = {"ray": engines.run_with_ray, "spark": engines.run_with_spark}
+        engine = runs.get(arguments.engine) or partial(engines.run_in_processes, arguments.workers)
+        counts = score_parts(arguments.bundle, *where, engine, arguments.tasks, **options)
     print(dump_json({"out": str(arguments.out), **counts}))
 
 

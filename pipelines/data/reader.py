@@ -174,6 +174,12 @@ class LogReader:
         reader._schema = schema
         return reader
 
+    def with_files(self, names: Collection[str]) -> LogReader:
+        """Return a reader of some of the files, by their names in ``files``."""
+        reader = copy(self)
+        reader._files = {name: file for name, file in self._files.items() if name in names}
+        return reader
+
     def with_joined(self, joined: JoinedColumns | None) -> LogReader:
         """Return a reader of the same files that adds computed columns to the rows."""
         reader = copy(self)

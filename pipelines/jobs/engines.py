@@ -1,0 +1,103 @@
+"""Engines that call a function for many tasks: processes of this machine, Ray and Spark."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+from ranking.errors import RankerError, single_line
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def run_in_processes(workers: int, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+    """Call a function for each task in processes of this machine; yields the results as they come.
+
+    Args:
+        workers: number of processes.
+        function: function of a module.
+        tasks: its arguments, which can be pickled.
+
+    Raises:
+        RankerError: a call raised one, or a process was killed.
+    """
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        try:
+            for future in as_completed([pool.submit(_guarded, function, task) for task in tasks]):
+                yield _unwrap(future.result())
+        except BrokenProcessPool:
+            raise RankerError("a worker was killed, perhaps because the memory was full: use fewer --workers") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def run_with_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+    """Call a function for each task with Ray; yields the results as they come.
+
+    The cluster is that of ``RAY_ADDRESS``, or else one that this process starts. Ray repeats tasks whose worker dies.
+
+    Raises:
+        RankerError: a call raised one, or there is no cluster.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    try:
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
+    except ConnectionError as error:
+        raise RankerError(f"Ray has no cluster at RAY_ADDRESS ({single_line(error)}): start it, or unset it") from None
+    remote = ray.remote(_guarded)
+    pending = [remote.remote(function, task) for task in tasks]
+    try:
+        while pending:
+            (done,), pending = ray.wait(pending)
+            yield _unwrap(ray.get(done))
+    except ray.exceptions.RayError as error:
+        raise RankerError(f"Ray could not complete a task ({single_line(error)})") from None
+    finally:
+        for task in pending:
+            ray.cancel(task, force=True)
+
+
+def run_with_spark(function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+    """Call a function for each task with Spark; yields the results when all have ended.
+
+    The cluster is that of Spark's configuration, and workers run the Python of ``PYSPARK_PYTHON``, or else that of this
+    process. Spark repeats tasks whose worker dies.
+
+    Raises:
+        RankerError: a call raised one, or Spark cannot run.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        context = SparkSession.builder.appName("ranker").getOrCreate().sparkContext
+        results = context.parallelize(tasks, len(tasks)).map(partial(_guarded, function)).collect()
+    except (Py4JError, PySparkException) as error:
+        raise RankerError(f"Spark could not complete the tasks ({single_line(error)[:500]})") from None
+    yield from map(_unwrap, results)
+
+
+def _guarded(function: Callable[[Any], Any], task: Any) -> tuple[Any, str | None]:
+    """Return the result of a call, or the message of an error that a user can fix, which no engine should retry."""
+    try:
+        return function(task), None
+    except RankerError as error:
+        return None, str(error)
+
+
+def _unwrap(outcome: tuple[Any, str | None]) -> Any:
+    result, message = outcome
+    if message is not None:
+        raise RankerError(message)
+    return result
