@@ -123,7 +123,7 @@ class Settings(BaseModel):
     """Seconds between polls of the repository.
 
     Lower it to serve releases sooner; raise it to reduce the load on the filesystem, or the number of requests to
-    object storage (three, and two per model).
+    object storage (two, and two per model).
     """
     default_model: str | None = None
     """Model that answers `POST /v1/rank`.

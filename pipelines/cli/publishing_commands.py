@@ -110,6 +110,11 @@ def add_commands(commands: CommandGroup) -> None:
     pull.add_argument("location", type=remote_location, metavar="LOCATION", help=LOCATION)
     pull.add_argument("repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; created if it does not exist")
     pull.add_argument("--all", action="store_true", help="copy all versions (default: released versions and fallbacks)")
+    pull.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace releases of REPOSITORY, too, that were changed there since the last pull or push",
+    )
 
     daily = commands.add(
         "daily", "train on a new day, and publish the model unless it is worse than the served one", _daily_command
@@ -237,7 +242,8 @@ def _pull_command(arguments: argparse.Namespace) -> None:
     from pipelines.console import print_status
     from ranking.artifacts.remote_repository import RemoteRepository
 
-    RemoteRepository(arguments.location, print_status).pull(arguments.repository, every_version=arguments.all)
+    remote = RemoteRepository(arguments.location, print_status)
+    remote.pull(arguments.repository, every_version=arguments.all, overwrite=arguments.overwrite)
     _print_releases(arguments.repository)
 
 

@@ -57,7 +57,7 @@ class FollowOptions:
         folder = self.sources.repository
         assert folder is not None
         if self.remote is not None:
-            self.remote.pull(folder)
+            self.remote.pull(folder, overwrite=True)
         return folder
 
 

@@ -21,8 +21,8 @@ CHUNK_BYTES = 8 * 1024 * 1024
 Tag: TypeAlias = "UpdateVersion"
 """Identifies a version of an object: entity tag, and generation on Google Cloud Storage."""
 
-MAX_RETRIES, RETRY_SECONDS, CONNECT_SECONDS = 5, 30, 5
-"""Limits of the retries of a request, with growing pauses, and of the time to connect."""
+MAX_RETRIES, RETRY_SECONDS, CONNECT_SECONDS, REQUEST_SECONDS = 5, 30, 5, 120
+"""Limits of the retries of a request, with growing pauses, and of the time to connect and for a whole request."""
 HINT = "check the location, the network and the credentials (for S3: the AWS_* variables)"
 
 _LOCATION = re.compile(r"(s3|gs|az)://[^/?#@]+(/[^?#]*)?")
@@ -66,7 +66,11 @@ class ObjectStore:
             # The endpoint is the operator's choice, also one without TLS in the same network.
             self._store: Store = from_url(
                 self.location,
-                client_options={"allow_http": True, "connect_timeout": timedelta(seconds=CONNECT_SECONDS)},
+                client_options={
+                    "allow_http": True,
+                    "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+                    "timeout": timedelta(seconds=REQUEST_SECONDS),
+                },
                 retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
             )
 

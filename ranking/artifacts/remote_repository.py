@@ -22,7 +22,7 @@ from ranking.artifacts.bundle import MANIFEST
 from ranking.artifacts.checksums import CHECKSUM_FILE, MAX_BYTES, parse_checksums, verify_files
 from ranking.artifacts.default_model import REPOSITORY_FILE, read_default_model
 from ranking.artifacts.object_store import ObjectStore, Tag
-from ranking.artifacts.release import CURRENT, FALLBACKS, Fallbacks, Release, parse_release
+from ranking.artifacts.release import CURRENT, FALLBACKS, Fallbacks, Release
 from ranking.errors import BundleError, OutputError, RankerError
 from ranking.regular_files import read_regular
 from ranking.schema import MODEL_NAME
@@ -32,7 +32,7 @@ MAX_MANIFEST_BYTES = 1024**3
 STATE_FILE = ".remote.json"
 """What a folder and the repository in object storage had in common after the last pull or push."""
 RETRY_SECONDS = 60.0
-"""Seconds until a version whose files do not match their checksums is downloaded again."""
+"""Seconds until a version is downloaded again that could not be copied; the polls of a service are more frequent."""
 
 
 class _ModelState(BaseModel):
@@ -50,6 +50,18 @@ class _State(BaseModel):
     location: str
     default_model: str | None = None
     models: dict[str, _ModelState] = {}
+    _saved: str = ""
+
+    def save(self, folder: Path) -> None:
+        """Write the state to a folder if it has changed.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        text = self.model_dump_json()
+        if text != self._saved:
+            write_json(json.loads(text), folder / STATE_FILE)
+            self._saved = text
 
 
 class RemoteRepository:
@@ -65,7 +77,7 @@ class RemoteRepository:
 
     def __init__(self, location: str, report: Callable[[str], None]) -> None:
         self._store, self._report = ObjectStore(location), report
-        self._damaged: dict[tuple[str, int], tuple[float, BundleError]] = {}
+        self._failed: dict[tuple[str, int], tuple[float, RankerError]] = {}
 
     @property
     def location(self) -> str:
@@ -78,10 +90,9 @@ class RemoteRepository:
         Raises:
             BundleError: the location cannot be reached.
         """
-        names = [name for name in self._store.folders() if re.fullmatch(MODEL_NAME, name)]
-        return [name for name in names if self._read(f"{name}/{CURRENT}") is not None]
+        return [name for name in self._model_folders() if self._read(f"{name}/{CURRENT}") is not None]
 
-    def pull(self, folder: Path, *, every_version: bool = False, prune: bool = False) -> None:
+    def pull(self, folder: Path, *, every_version: bool = False, overwrite: bool = False, prune: bool = False) -> None:
         """Update a folder: copy and verify the versions of each release and its fallbacks, then replace the release.
 
         A release is replaced only if all of its versions could be copied, or if the folder has no release yet. An error
@@ -90,10 +101,11 @@ class RemoteRepository:
         Args:
             folder: the folder, which is created if it does not exist.
             every_version: copy all other versions, too.
+            overwrite: replace releases of the folder, too, that were changed there since the last pull or push.
             prune: remove versions that were copied and are not needed any more.
 
         Raises:
-            BundleError: the location cannot be reached, a version is damaged, or both sides have other releases than
+            BundleError: the location cannot be reached, a version is damaged, or the folder has another release than
                 after the last pull or push.
             OutputError: the folder cannot be written.
         """
@@ -104,13 +116,18 @@ class RemoteRepository:
             raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
         errors: list[RankerError] = []
         with self._state(folder) as state:
-            for name in self.list_models():
+            for name in self._model_folders():
+                model = state.models.get(name, _ModelState())
                 try:
-                    self._pull_model(folder, name, state.models.setdefault(name, _ModelState()), every_version)
-                    if prune:
-                        self._prune(folder, name, state.models[name])
+                    release = self._read_release(name)
+                    if release is not None:
+                        state.models[name] = model
+                        self._pull_model(folder, name, release[0], model, every_version, overwrite)
+                        if prune:
+                            self._prune(folder, name, model)
                 except RankerError as error:
                     errors.append(error)
+                state.save(folder)
             self._pull_default(folder, state)
         if errors:
             raise errors[0]
@@ -127,22 +144,18 @@ class RemoteRepository:
         with self._state(folder) as state:
             for name in names:
                 self._push_model(folder, name, state.models.setdefault(name, _ModelState()))
+                state.save(folder)
             self._push_default(folder, state)
 
-    def _pull_model(self, folder: Path, name: str, state: _ModelState, every_version: bool) -> None:
-        remote = self._read_release(name)
-        if remote is None:
-            return
-        theirs, ours, fallbacks = remote[0], _local_release(folder, name), self._read_fallbacks(name)
-        if ours not in (None, state.release, theirs):
-            raise BundleError(
-                f"{folder}/{name} and {self.location}/{name} were released differently since the last pull or push "
-                f"({_text(ours)} and {_text(theirs)}): delete {folder}/{name}/{CURRENT} and pull again to continue "
-                "with the latter"
-            )
-        errors = self._pull_versions(folder, name, theirs.versions, state)
-        if ours is None or not errors:
-            self._write_release(folder, name, theirs, fallbacks, state)
+    def _pull_model(
+        self, folder: Path, name: str, release: Release, state: _ModelState, every_version: bool, overwrite: bool
+    ) -> None:
+        fallbacks = self._read_fallbacks(name)
+        if not overwrite:
+            self._require_unchanged(folder, name, release, state)
+        errors = self._pull_versions(folder, name, release.versions, state)
+        if not errors or _local_release(folder, name) is None:
+            self._write_release(folder, name, release, fallbacks, state, overwrite)
         others = [*fallbacks.versions, *(self._list_versions(name) if every_version else [])]
         errors += self._pull_versions(folder, name, others, state, skip_missing=True)
         if errors:
@@ -177,9 +190,22 @@ class RemoteRepository:
 
     def _download(self, folder: Path, name: str, version: int, checksums: bytes) -> None:
         where, start = f"{name}/{version}", time.monotonic()
-        failed, error = self._damaged.get((name, version), (-RETRY_SECONDS, None))
+        failed, error = self._failed.get((name, version), (-RETRY_SECONDS, None))
         if error is not None and start < failed + RETRY_SECONDS:
             raise error
+        try:
+            size = self._download_now(folder, name, version, checksums)
+        except RankerError as failure:
+            self._failed[name, version] = time.monotonic(), failure
+            raise
+        seconds = time.monotonic() - start
+        self._report(
+            f"copied version {version} of {name} from {self.location} ({size / 1e6:.1f} MB in {seconds:.1f} s)"
+        )
+
+    def _download_now(self, folder: Path, name: str, version: int, checksums: bytes) -> int:
+        """Copy and verify a version; return its size in bytes."""
+        where = f"{name}/{version}"
         with repository.staging_dir(folder, name) as work:
             with atomic_directory(work / "new") as draft:
                 for file in parse_checksums(checksums, f"{self.location}/{where}"):
@@ -189,25 +215,31 @@ class RemoteRepository:
                 size = sum(file.stat().st_size for file in files_in(draft))
                 try:
                     verify_files(draft)
-                except BundleError as damage:
-                    error = BundleError(str(damage).replace(str(draft), f"{self.location}/{where}"))
-                    self._damaged[name, version] = time.monotonic(), error
-                    raise error from None
+                except BundleError as error:
+                    raise BundleError(str(error).replace(str(draft), f"{self.location}/{where}")) from None
             with repository.lock_model(folder, name):
                 repository.move_folder(work / "new", repository.bundle_folder(folder, name, version))
-        seconds = time.monotonic() - start
-        self._report(
-            f"copied version {version} of {name} from {self.location} ({size / 1e6:.1f} MB in {seconds:.1f} s)"
-        )
+        return size
+
+    def _require_unchanged(self, folder: Path, name: str, release: Release, state: _ModelState) -> None:
+        """Raise BundleError if the release of the folder would be lost."""
+        ours = _local_release(folder, name)
+        if ours not in (None, state.release, release):
+            raise BundleError(
+                f"{folder}/{name} and {self.location}/{name} were released differently since the last pull or push "
+                f"({_text(ours)} and {_text(release)}): 'ranker pull --overwrite' continues with the latter"
+            )
 
     def _write_release(
-        self, folder: Path, name: str, release: Release, fallbacks: Fallbacks, state: _ModelState
+        self, folder: Path, name: str, release: Release, fallbacks: Fallbacks, state: _ModelState, overwrite: bool
     ) -> None:
         """Replace the release of the folder, unless it is the same; an unchanged file tells readers to do nothing."""
         path = folder / name
         if _local_release(folder, name) != release or _local_fallbacks(path) != fallbacks:
             path.mkdir(exist_ok=True)
             with repository.lock_model(folder, name):
+                if not overwrite:  # It may have changed during the download.
+                    self._require_unchanged(folder, name, release, state)
                 write_json(fallbacks.model_dump(), path / FALLBACKS)
                 write_json(release.to_json(), path / CURRENT)
             self._report(f"{path} releases {_text(release)}")
@@ -309,6 +341,9 @@ class RemoteRepository:
         for path in self._store.paths(where):
             self._store.delete(path)
 
+    def _model_folders(self) -> list[str]:
+        return [name for name in self._store.folders() if re.fullmatch(MODEL_NAME, name)]
+
     def _list_versions(self, name: str) -> list[int]:
         return sorted(int(folder) for folder in self._store.folders(name) if folder.isdecimal())
 
@@ -316,7 +351,11 @@ class RemoteRepository:
         content = self._read(f"{name}/{CURRENT}")
         if content is None:
             return None
-        return parse_release(_decode(content[0]), f"{self.location}/{name}/{CURRENT}"), content[1]
+        try:
+            return Release.model_validate(_decode(content[0])), content[1]
+        except ValidationError:
+            where = f"{self.location}/{name}/{CURRENT}"
+            raise BundleError(f"{where} is damaged: delete the object, then run 'ranker push' again") from None
 
     def _read_fallbacks(self, name: str) -> Fallbacks:
         document = self._read_json(f"{name}/{FALLBACKS}")
@@ -342,17 +381,16 @@ class RemoteRepository:
         """Yield the state of a folder, alone; it is written if it was changed, also after an error."""
         with repository.lock_repository(folder):
             state = self._read_state(folder)
-            before = state.model_dump_json()
             try:
                 yield state
             finally:
-                if state.model_dump_json() != before:
-                    write_json(state.model_dump(mode="json"), folder / STATE_FILE)
+                state.save(folder)
 
     def _read_state(self, folder: Path) -> _State:
         file = folder / STATE_FILE
         try:
             state = _State.model_validate(repository.read_json(file))
+            state._saved = state.model_dump_json()
         except FileNotFoundError:
             return _State(location=self.location)
         except ValidationError:

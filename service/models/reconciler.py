@@ -133,7 +133,7 @@ class Reconciler:
         """Update the copy of a repository in object storage, if it is one; return the error, if any."""
         try:
             if self._remote is not None:
-                self._remote.pull(self._settings.repository, prune=True)
+                self._remote.pull(self._settings.repository, overwrite=True, prune=True)
         except RankerError as error:
             return error
         return None

@@ -178,10 +178,9 @@ def test_push_after_another_repository_released_is_rejected(source: Copy, copy: 
     with pytest.raises(BundleError, match=r'/feed was released by another .*\(\{"version": 1\}\): run') as caught:
         source.push()
     assert f"run 'ranker pull {source.remote.location} {source.folder}', then push again" in str(caught.value)
-    with pytest.raises(BundleError, match=r'released differently .*\(\{"version": 3\} and \{"version": 1\}\): delete'):
+    with pytest.raises(BundleError, match=r'released differently .*\(\{"version": 3\} and \{"version": 1\}\): \'rank'):
         source.pull()
-    (source.folder / "feed" / CURRENT).unlink()
-    source.pull()
+    source.pull(overwrite=True)
     assert source.current() == 1
     source.release(version=3)
     source.push()
@@ -323,7 +322,7 @@ def test_first_pull_of_a_damaged_version_copies_release_and_fallbacks(
     assert repository.read_fallbacks(copy.folder, "feed") == [1]
 
 
-@pytest.mark.parametrize("path", ["/tmp/file", "../../file", "tables/../../file"])
+@pytest.mark.parametrize("path", ["/tmp/file", "../../file", "tables/../../file", "a\0"])
 def test_checksums_that_lead_out_of_the_folder_are_rejected(
     source: Copy, copy: Copy, store: ObjectStore, path: str
 ) -> None:
@@ -358,6 +357,40 @@ def test_damaged_current_json_of_the_folder_is_replaced(source: Copy, copy: Copy
     (copy.folder / "feed" / CURRENT).write_text("{")
     copy.pull()
     assert copy.current() == 2
+
+
+def test_release_in_the_folder_during_a_pull_is_kept(source: Copy, copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy.pull()
+    source.publish(3)
+    source.push()
+    download = ObjectStore.download
+
+    def release_first(self: ObjectStore, path: str, file: Path) -> None:
+        download(self, path, file)
+        copy.release(version=1)
+
+    monkeypatch.setattr(ObjectStore, "download", release_first)
+    with pytest.raises(BundleError, match=r"were released differently"):
+        copy.pull()
+    assert copy.current() == 1
+    copy.pull(overwrite=True)
+    assert copy.current() == 3
+
+
+def test_killed_pull_of_several_models_is_continued(
+    source: Copy, copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that was written but not recorded would be taken for a change in the folder."""
+    source.publish(1, name="shop")
+    source.push()
+    killed = Copy(tmp_path / "killed", copy.remote)
+    monkeypatch.setattr(RemoteRepository, "_pull_default", lambda *_: shutil.copytree(copy.folder, killed.folder))
+    copy.pull()
+    monkeypatch.undo()
+    source.publish(3)
+    source.push()
+    killed.pull()
+    assert killed.current() == 3
 
 
 def test_version_that_was_deleted_from_the_folder_is_copied_again(source: Copy, copy: Copy) -> None:
