@@ -244,6 +244,8 @@ def _pull_command(arguments: argparse.Namespace) -> None:
 
     remote = RemoteRepository(arguments.location, print_status)
     remote.pull(arguments.repository, every_version=arguments.all, overwrite=arguments.overwrite)
+    if not remote.list_models():
+        print_status(f"{arguments.location} holds no model")
     _print_releases(arguments.repository)
 
 

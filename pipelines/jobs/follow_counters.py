@@ -31,6 +31,8 @@ from ranking.encoding.feature_table import fill_features
 from ranking.errors import LogError, OutputError, RankerError
 
 DAY = timedelta(days=1)
+KEEP_DAYS = 7.0
+"""Days for which a copy of a repository keeps versions that are no longer released: the served log may name them."""
 CHECK_SECONDS = 3_600
 """Seconds between two comparisons of the sums with their totals."""
 
@@ -46,6 +48,8 @@ class Follower:
     """
 
     def __init__(self, options: FollowOptions) -> None:
+        self._reported, self._options = "", options
+        self._update_copy()
         self._current = FollowedVersion(options)
         self._options = replace(options, sources=replace(options.sources, model=self._current.name))
         self._generation = 0
@@ -67,12 +71,34 @@ class Follower:
             RankerError: a file cannot be read, or the store cannot be written; the step can be repeated.
         """
         sources = self._options.sources
-        folder = self._options.update_repository()
+        self._update_copy()
+        assert sources.repository is not None
+        folder = sources.repository
         if repository.read_release(folder, self._current.name).version != self._current.version:
             self._current = FollowedVersion(self._options)
         self._current.load_missing()
         with lock_folders([sources.served, sources.feedback]):
             return self._step(now)
+
+    def _update_copy(self) -> None:
+        """Update a copy of a repository in object storage; if that fails, follow the versions of the copy.
+
+        Raises:
+            RankerError: that fails, and the copy has no model.
+        """
+        remote, folder = self._options.remote, self._options.sources.repository
+        if remote is None or folder is None:
+            return
+        error = ""
+        try:
+            remote.pull(folder, overwrite=True, keep_days=KEEP_DAYS)
+        except RankerError as failure:
+            if not (folder.is_dir() and repository.list_models(folder)):
+                raise
+            error = str(failure)
+        if error and error != self._reported:
+            print_status(f"{error}; continuing with the copy in {folder}")
+        self._reported = error
 
     def check(self) -> float | None:
         """Compare the sums in the store with their totals, hourly and after each load; None if it is not time.

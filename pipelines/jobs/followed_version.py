@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from datetime import time as time_of_day
-from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
@@ -48,18 +47,6 @@ class FollowOptions:
     window: int
     remote: RemoteRepository | None = None
 
-    def update_repository(self) -> Path:
-        """Return the folder of the repository, with the latest releases if it is a copy.
-
-        Raises:
-            RankerError: the copy cannot be updated.
-        """
-        folder = self.sources.repository
-        assert folder is not None
-        if self.remote is not None:
-            self.remote.pull(folder, overwrite=True)
-        return folder
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -89,12 +76,12 @@ class FollowedVersion:
         BundleError: the model cannot be read.
         OutputError: the store cannot be reached.
         UsageError: the address has an unsupported option, or the model has no counters.
-        RankerError: a copy of the repository cannot be updated.
     """
 
     def __init__(self, options: FollowOptions) -> None:
         sources = options.sources
-        served = load_served(options.update_repository(), sources.model)
+        assert sources.repository is not None
+        served = load_served(sources.repository, sources.model)
         self.name, self.version, self.clock, self.derived = served.name, served.version, served.clock, served.derived
         self.schema, self.tables = served.ranker.schema, served.ranker.tables
         self.store = CounterStore(options.url, options.prefix, self.name)

@@ -68,7 +68,7 @@ def parse_checksums(content: bytes, folder: Path | str) -> dict[str, str]:
         expected = {name: digest for digest, name in lines}
         if text != "".join(f"{digest}  {name}\n" for name, digest in expected.items()):
             raise ValueError
-        if any(name.startswith("/") or "\0" in name or ".." in name.split("/") for name in expected):
+        if any("\0" in name or {"", ".", ".."} & {*name.split("/")} for name in expected):
             raise ValueError
     except ValueError:
         raise BundleError(

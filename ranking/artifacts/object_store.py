@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ MAX_RETRIES, RETRY_SECONDS, CONNECT_SECONDS, REQUEST_SECONDS = 5, 30, 5, 120
 """Limits of the retries of a request, with growing pauses, and of the time to connect and for a whole request."""
 HINT = "check the location, the network and the credentials (for S3: the AWS_* variables)"
 
-_LOCATION = re.compile(r"(s3|gs|az)://[^/?#@]+(/[^?#]*)?")
+_LOCATION = re.compile(r"(s3|gs|az)://[A-Za-z0-9._-]+(/(?!\.\.?(/|$))[A-Za-z0-9._=+,-]+)*/*")
+_ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT")
 
 
 def check_location(location: str) -> str:
@@ -62,6 +64,9 @@ class ObjectStore:
             self.location = check_location(location)
         except ValueError as error:
             raise ConfigError(f"{location} {error}") from None
+        for name in _ENDPOINTS:  # obstore would panic.
+            if not os.environ.get(name, "http://").startswith(("http://", "https://")):
+                raise ConfigError(f"{name}={os.environ[name]}: an endpoint starts with http:// or https://")
         with self._errors(""):
             # The endpoint is the operator's choice, also one without TLS in the same network.
             self._store: Store = from_url(
@@ -100,27 +105,16 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def create(self, path: str, content: bytes) -> bool:
-        """Write a small object unless it exists; return whether it was written."""
+    def replace(self, path: str, content: bytes, tag: Tag | None) -> bool:
+        """Write a small object if it still has this tag, or does not exist (None); return whether it was written."""
         from obstore import put
-        from obstore.exceptions import AlreadyExistsError
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
 
+        changed = AlreadyExistsError, PreconditionError, FileNotFoundError
         try:
-            with self._errors(path, AlreadyExistsError):
-                put(self._store, path, content, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return False
-        return True
-
-    def replace(self, path: str, content: bytes, tag: Tag) -> bool:
-        """Replace a small object that still has this tag; return whether it was replaced."""
-        from obstore import put
-        from obstore.exceptions import PreconditionError
-
-        try:
-            with self._errors(path, PreconditionError, FileNotFoundError):
-                put(self._store, path, content, mode=tag, use_multipart=False)
-        except (PreconditionError, FileNotFoundError):
+            with self._errors(path, *(changed[:2] if tag is None else changed)):
+                put(self._store, path, content, mode=tag or "create", use_multipart=False)
+        except changed:
             return False
         return True
 
@@ -185,11 +179,16 @@ class ObjectStore:
             raise
         except (BaseError, FileNotFoundError, PermissionError) as error:
             where = f"{self.location}/{path}".rstrip("/")
-            raise BundleError(f"{where} cannot be reached ({_reason(error)}); {HINT}") from None
+            raise BundleError(f"{where} cannot be accessed ({_reason(error)}); {HINT}") from None
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason of an error without the query and the debug output that obstore adds."""
+    """Return the reason of an error without debug output, and without credentials and queries of URLs."""
     text = single_line(Exception(str(error).split("Debug source:")[0]))
-    message = re.search(r"<Message>(.*?)</Message>", text)
-    return message[1] if message else text.partition(" - Server returned")[0]
+    if message := re.search(r"<Message>(.*?)</Message>", text):
+        return message[1]
+    text = re.sub(r"(https?://)[^/\s]*@", r"\1", text)
+    text = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)
+    start, _, answer = text.partition(" - Server returned")
+    status = re.search(r"\d{3} [A-Z][A-Za-z ]*", answer)
+    return f"{start}: {status[0].strip()}" if status else start

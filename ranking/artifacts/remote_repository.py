@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -31,8 +32,12 @@ MAX_MANIFEST_BYTES = 1024**3
 """Maximum size of ``manifest.json``."""
 STATE_FILE = ".remote.json"
 """What a folder and the repository in object storage had in common after the last pull or push."""
-RETRY_SECONDS = 60.0
-"""Seconds until a version is downloaded again that could not be copied; the polls of a service are more frequent."""
+RETRY_SECONDS, MAX_RETRY_SECONDS = 60.0, 900.0
+"""Seconds until a version is downloaded again that could not be copied: at first, and after further failures.
+
+The polls of a service are more frequent.
+"""
+SECONDS_PER_DAY = 86_400
 
 
 class _ModelState(BaseModel):
@@ -64,6 +69,14 @@ class _State(BaseModel):
             self._saved = text
 
 
+class _Failure(NamedTuple):
+    """Error of a download, seconds until the next one, and its time of the monotonic clock."""
+
+    error: RankerError
+    pause: float
+    retry_time: float
+
+
 class RemoteRepository:
     """A repository in object storage.
 
@@ -77,7 +90,7 @@ class RemoteRepository:
 
     def __init__(self, location: str, report: Callable[[str], None]) -> None:
         self._store, self._report = ObjectStore(location), report
-        self._failed: dict[tuple[str, int], tuple[float, RankerError]] = {}
+        self._failures: dict[tuple[str, int], _Failure] = {}
 
     @property
     def location(self) -> str:
@@ -88,32 +101,34 @@ class RemoteRepository:
         """Return the models that have a release, sorted.
 
         Raises:
-            BundleError: the location cannot be reached.
+            BundleError: the location cannot be accessed.
         """
         return [name for name in self._model_folders() if self._read(f"{name}/{CURRENT}") is not None]
 
-    def pull(self, folder: Path, *, every_version: bool = False, overwrite: bool = False, prune: bool = False) -> None:
+    def pull(
+        self, folder: Path, *, every_version: bool = False, overwrite: bool = False, keep_days: float | None = None
+    ) -> None:
         """Update a folder: copy and verify the versions of each release and its fallbacks, then replace the release.
 
-        A release is replaced only if all of its versions could be copied, or if the folder has no release yet. An error
-        of one model does not prevent the update of the others.
+        A release is replaced only if all of its versions could be copied, or if the folder has no release yet. A
+        release of the folder that was not pushed yet is kept. An error of one model does not prevent the update of the
+        others.
 
         Args:
             folder: the folder, which is created if it does not exist.
             every_version: copy all other versions, too.
             overwrite: replace releases of the folder, too, that were changed there since the last pull or push.
-            prune: remove versions that were copied and are not needed any more.
+            keep_days: days after which copied versions are removed that are neither released nor fallbacks; None: no
+                version is removed.
 
         Raises:
-            BundleError: the location cannot be reached, a version is damaged, or the folder has another release than
+            BundleError: the location cannot be accessed, a version is damaged, or both sides have other releases than
                 after the last pull or push.
             OutputError: the folder cannot be written.
         """
         check_folder(folder)
-        try:
+        with _write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
         errors: list[RankerError] = []
         with self._state(folder) as state:
             for name in self._model_folders():
@@ -123,12 +138,12 @@ class RemoteRepository:
                     if release is not None:
                         state.models[name] = model
                         self._pull_model(folder, name, release[0], model, every_version, overwrite)
-                        if prune:
-                            self._prune(folder, name, model)
+                        if keep_days is not None:
+                            self._prune(folder, name, model, keep_days)
                 except RankerError as error:
                     errors.append(error)
                 state.save(folder)
-            self._pull_default(folder, state)
+            self._pull_default(folder, state, overwrite)
         if errors:
             raise errors[0]
 
@@ -136,25 +151,26 @@ class RemoteRepository:
         """Upload the new versions of a folder, then its releases; delete the versions that the folder removed.
 
         Raises:
-            BundleError: the location cannot be reached, it has another release than after the last pull or push or
-                another version of the same number, or a version of the folder is damaged.
+            BundleError: the location cannot be accessed, it has another release than after the last pull or push or
+                another version of the same number, or a version of the folder is missing or damaged.
             OutputError: ``STATE_FILE`` cannot be written.
         """
         names = repository.list_models(folder)
         with self._state(folder) as state:
             for name in names:
-                self._push_model(folder, name, state.models.setdefault(name, _ModelState()))
+                model = state.models.setdefault(name, _ModelState())
+                self._push_model(folder, name, model)
                 state.save(folder)
+                self._delete_removed(folder, name, model)
             self._push_default(folder, state)
 
     def _pull_model(
         self, folder: Path, name: str, release: Release, state: _ModelState, every_version: bool, overwrite: bool
     ) -> None:
         fallbacks = self._read_fallbacks(name)
-        if not overwrite:
-            self._require_unchanged(folder, name, release, state)
+        is_ahead = not overwrite and self._is_ahead(folder, name, release, state)
         errors = self._pull_versions(folder, name, release.versions, state)
-        if not errors or _local_release(folder, name) is None:
+        if (not is_ahead and not errors) or _local_release(folder, name) is None:
             self._write_release(folder, name, release, fallbacks, state, overwrite)
         others = [*fallbacks.versions, *(self._list_versions(name) if every_version else [])]
         errors += self._pull_versions(folder, name, others, state, skip_missing=True)
@@ -189,16 +205,17 @@ class RemoteRepository:
         state.versions.add(version)
 
     def _download(self, folder: Path, name: str, version: int, checksums: bytes) -> None:
-        where, start = f"{name}/{version}", time.monotonic()
-        failed, error = self._failed.get((name, version), (-RETRY_SECONDS, None))
-        if error is not None and start < failed + RETRY_SECONDS:
-            raise error
+        start = monotonic()
+        failure = self._failures.get((name, version))
+        if failure is not None and start < failure.retry_time:
+            raise failure.error
         try:
             size = self._download_now(folder, name, version, checksums)
-        except RankerError as failure:
-            self._failed[name, version] = time.monotonic(), failure
+        except RankerError as error:
+            pause = RETRY_SECONDS if failure is None else min(2 * failure.pause, MAX_RETRY_SECONDS)
+            self._failures[name, version] = _Failure(error, pause, monotonic() + pause)
             raise
-        seconds = time.monotonic() - start
+        seconds = monotonic() - start
         self._report(
             f"copied version {version} of {name} from {self.location} ({size / 1e6:.1f} MB in {seconds:.1f} s)"
         )
@@ -221,14 +238,21 @@ class RemoteRepository:
                 repository.move_folder(work / "new", repository.bundle_folder(folder, name, version))
         return size
 
-    def _require_unchanged(self, folder: Path, name: str, release: Release, state: _ModelState) -> None:
-        """Raise BundleError if the release of the folder would be lost."""
+    def _is_ahead(self, folder: Path, name: str, release: Release, state: _ModelState) -> bool:
+        """Return whether only the folder has a new release.
+
+        Raises:
+            BundleError: both sides have.
+        """
         ours = _local_release(folder, name)
-        if ours not in (None, state.release, release):
+        if ours is None or ours in (state.release, release):
+            return False
+        if release != state.release:
             raise BundleError(
                 f"{folder}/{name} and {self.location}/{name} were released differently since the last pull or push "
                 f"({_text(ours)} and {_text(release)}): 'ranker pull --overwrite' continues with the latter"
             )
+        return True
 
     def _write_release(
         self, folder: Path, name: str, release: Release, fallbacks: Fallbacks, state: _ModelState, overwrite: bool
@@ -236,30 +260,34 @@ class RemoteRepository:
         """Replace the release of the folder, unless it is the same; an unchanged file tells readers to do nothing."""
         path = folder / name
         if _local_release(folder, name) != release or _local_fallbacks(path) != fallbacks:
-            path.mkdir(exist_ok=True)
+            with _write_errors(path):
+                path.mkdir(exist_ok=True)
             with repository.lock_model(folder, name):
-                if not overwrite:  # It may have changed during the download.
-                    self._require_unchanged(folder, name, release, state)
+                if not overwrite and self._is_ahead(folder, name, release, state):  # Since the download began.
+                    return
                 write_json(fallbacks.model_dump(), path / FALLBACKS)
                 write_json(release.to_json(), path / CURRENT)
             self._report(f"{path} releases {_text(release)}")
         state.release = release
 
-    def _pull_default(self, folder: Path, state: _State) -> None:
-        theirs = self._read_json(REPOSITORY_FILE)
-        default = theirs.get("default_model") if isinstance(theirs, dict) else None
-        if not isinstance(default, str) or default == state.default_model:
+    def _pull_default(self, folder: Path, state: _State, overwrite: bool) -> None:
+        """Take over the default model, unless the folder has changed its own or lacks that model."""
+        theirs, _ = self._read_default()
+        unchanged = overwrite or _local_default(folder) in (None, state.default_model)
+        if theirs in (None, state.default_model) or not unchanged or theirs not in repository.list_models(folder):
             return
-        write_json({"default_model": default}, folder / REPOSITORY_FILE)
-        state.default_model = default
+        write_json({"default_model": theirs}, folder / REPOSITORY_FILE)
+        state.default_model = theirs
 
-    def _prune(self, folder: Path, name: str, state: _ModelState) -> None:
+    def _prune(self, folder: Path, name: str, state: _ModelState, keep_days: float) -> None:
         """Remove copied versions that are neither released nor fallbacks; processes keep what they have loaded."""
         release = repository.read_release(folder, name)
         needed = {*release.versions, *repository.read_fallbacks(folder, name)}
         for version in sorted(state.versions - needed):
             target = repository.bundle_folder(folder, name, version)
             if target.is_dir():
+                if time.time() < target.stat().st_mtime + keep_days * SECONDS_PER_DAY:
+                    continue
                 with repository.staging_dir(folder, name) as work:
                     repository.move_folder(target, work / str(version))
                 self._report(f"removed version {version} of {name} from {folder}")
@@ -276,70 +304,84 @@ class RemoteRepository:
         local = set(repository.list_versions(folder, name))
         if remote is None:
             state.versions.clear()  # The objects may have been deleted.
-        for version in sorted(local - state.versions | local & {*ours.versions}):
+        for version in sorted(local - state.versions | {*ours.versions}):
             self._push_version(folder, name, version)
             state.versions.add(version)
-        if (folder / name / FALLBACKS).exists():
-            self._write_if_changed(f"{name}/{FALLBACKS}", _local_fallbacks(folder / name).model_dump())
         if remote is None or remote[0] != ours:
-            content = _encode(ours.to_json())
-            path = f"{name}/{CURRENT}"
-            written = (
-                self._store.create(path, content) if remote is None else self._store.replace(path, content, remote[1])
-            )
-            if not written:
+            tag = None if remote is None else remote[1]
+            if not self._store.replace(f"{name}/{CURRENT}", _encode(ours.to_json()), tag):
                 raise BundleError(
                     f"{where} was released by another process in the meantime: run 'ranker pull {self.location} "
                     f"{folder}', then push again"
                 )
             self._report(f"{where} releases {_text(ours)}")
         state.release = ours
-        for version in sorted(state.versions - local - {*ours.versions}):
-            self._delete(f"{name}/{version}")
+        fallbacks = Fallbacks(versions=tuple(repository.read_fallbacks(folder, name))).model_dump()
+        if (folder / name / FALLBACKS).exists() and self._read_json(f"{name}/{FALLBACKS}") != fallbacks:
+            self._store.write(f"{name}/{FALLBACKS}", _encode(fallbacks))
+
+    def _delete_removed(self, folder: Path, name: str, state: _ModelState) -> None:
+        """Delete the versions that the folder has removed, unless they were released in the meantime."""
+        removed = state.versions - set(repository.list_versions(folder, name))
+        release = self._read_release(name) if removed else None
+        if release is None:
+            return
+        for version in sorted(removed - {*release[0].versions, *self._read_fallbacks(name).versions}):
+            where = f"{name}/{version}"
+            self._store.delete(f"{where}/{CHECKSUM_FILE}")  # Without it, the version is no longer complete.
+            for path in self._store.paths(where):
+                self._store.delete(path)
             self._report(f"removed version {version} of {name} from {self.location}")
             state.versions.discard(version)
 
     def _push_version(self, folder: Path, name: str, version: int) -> None:
-        source, where, start = repository.bundle_folder(folder, name, version), f"{name}/{version}", time.monotonic()
+        source, where, start = repository.bundle_folder(folder, name, version), f"{name}/{version}", monotonic()
         known = self._read(f"{where}/{CHECKSUM_FILE}")
         if known is not None:
-            self._require_same(folder, where, known[0])
+            if source.is_dir():
+                self._require_same(folder, where, known[0])
             return
         verify_files(source)
-        manifest = read_regular(source / MANIFEST)
-        if not self._store.create(f"{where}/{MANIFEST}", manifest):  # Of two repositories, one gets the number.
-            claimed = self._store.read(f"{where}/{MANIFEST}", MAX_MANIFEST_BYTES)
-            if claimed is None or claimed[0] != manifest:
-                raise self._conflict(folder, where)
-        files = [file for file in files_in(source) if file.name not in (MANIFEST, CHECKSUM_FILE)]
-        for file in files:
-            self._store.upload(file, f"{where}/{file.relative_to(source).as_posix()}")
-        self._store.write(f"{where}/{CHECKSUM_FILE}", read_regular(source / CHECKSUM_FILE))
-        size, seconds = sum(file.stat().st_size for file in files_in(source)), time.monotonic() - start
+        with _read_errors(source):
+            manifest, checksums = read_regular(source / MANIFEST), read_regular(source / CHECKSUM_FILE)
+            if not self._store.replace(
+                f"{where}/{MANIFEST}", manifest, None
+            ):  # Of two repositories, one gets the number.
+                claimed = self._store.read(f"{where}/{MANIFEST}", MAX_MANIFEST_BYTES)
+                if claimed is None or claimed[0] != manifest:
+                    raise BundleError(
+                        f"{self.location}/{where} was claimed by another repository, whose push has not finished: push "
+                        "there again, or delete the objects in this folder"
+                    )
+            size = len(manifest)
+            for path in parse_checksums(checksums, source).keys() - {MANIFEST}:
+                self._store.upload(source / path, f"{where}/{path}")
+                size += (source / path).stat().st_size
+        self._store.write(f"{where}/{CHECKSUM_FILE}", checksums)
+        seconds = monotonic() - start
         self._report(f"copied version {version} of {name} to {self.location} ({size / 1e6:.1f} MB in {seconds:.1f} s)")
 
     def _push_default(self, folder: Path, state: _State) -> None:
-        ours = read_default_model(folder)
-        if ours is not None and ours != state.default_model:
-            self._write_if_changed(REPOSITORY_FILE, {"default_model": ours})
-            state.default_model = ours
+        ours, (theirs, tag) = read_default_model(folder), self._read_default()
+        if ours is None or ours == state.default_model:
+            return
+        expected = theirs in (None, state.default_model, ours)
+        if not expected or not self._store.replace(REPOSITORY_FILE, _encode({"default_model": ours}), tag):
+            raise BundleError(
+                f"{self.location}: another repository has changed the default model to {theirs}: 'ranker pull "
+                "--overwrite' continues with that"
+            )
+        state.default_model = ours
 
     def _require_same(self, folder: Path, where: str, checksums: bytes) -> None:
         """Raise BundleError if both sides have different versions with this number."""
-        if read_regular(folder / where / CHECKSUM_FILE, MAX_BYTES) != checksums:
-            raise self._conflict(folder, where)
-
-    def _conflict(self, folder: Path, where: str) -> BundleError:
-        return BundleError(
-            f"{folder}/{where} and {self.location}/{where} are different versions of the same number: copy the bundle, "
-            f"delete {folder}/{where}, pull every version ('ranker pull --all'), and publish the copy again"
-        )
-
-    def _delete(self, where: str) -> None:
-        """Delete a version; without its checksums it is no longer complete."""
-        self._store.delete(f"{where}/{CHECKSUM_FILE}")
-        for path in self._store.paths(where):
-            self._store.delete(path)
+        with _read_errors(folder / where):
+            same = read_regular(folder / where / CHECKSUM_FILE, MAX_BYTES) == checksums
+        if not same:
+            raise BundleError(
+                f"{folder}/{where} and {self.location}/{where} are different versions of the same number: copy the "
+                f"bundle, delete {folder}/{where}, pull every version ('ranker pull --all'), and publish the copy again"
+            )
 
     def _model_folders(self) -> list[str]:
         return [name for name in self._store.folders() if re.fullmatch(MODEL_NAME, name)]
@@ -364,9 +406,12 @@ class RemoteRepository:
         except ValidationError:
             raise BundleError(f"{self.location}/{name}/{FALLBACKS} is damaged: delete it and push again") from None
 
-    def _write_if_changed(self, path: str, document: dict[str, Any]) -> None:
-        if self._read_json(path) != document:
-            self._store.write(path, _encode(document))
+    def _read_default(self) -> tuple[str | None, Tag | None]:
+        """Return the default model, or None if there is none or a damaged one, and the tag of its file, if any."""
+        content = self._read(REPOSITORY_FILE)
+        document = None if content is None else _decode(content[0])
+        default = document.get("default_model") if isinstance(document, dict) else None
+        return default if isinstance(default, str) else None, None if content is None else content[1]
 
     def _read_json(self, path: str) -> Any:
         """Return the content of a JSON object; None if it does not exist or is not JSON."""
@@ -410,10 +455,34 @@ def _local_release(folder: Path, name: str) -> Release | None:
     return None
 
 
+def _local_default(folder: Path) -> str | None:
+    """Return the default model of a folder; None if it has none, or a damaged one, which a pull replaces."""
+    with suppress(BundleError):
+        return read_default_model(folder)
+    return None
+
+
 def _local_fallbacks(model: Path) -> Fallbacks:
     with suppress(BundleError, FileNotFoundError, ValidationError):
         return Fallbacks.model_validate(repository.read_json(model / FALLBACKS))
     return Fallbacks()
+
+
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    """Convert errors of a folder, such as that a version is being removed, to BundleError."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({os_error_text(error)})") from None
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
 
 
 def _text(release: Release) -> str:

@@ -70,18 +70,10 @@ class Reconciler:
             OutputError: The copy cannot be written.
         """
         with self._lock:
+            if self._remote is not None and not self._models.ready and self._settings.repository.is_dir():
+                self._reconcile(is_current=False)  # Serve what is there while newer versions are copied.
             failure = self._update_copy()
-            names = repository.list_models(self._settings.repository)
-            for name in names:
-                if name not in self._models:
-                    self._models.replace(name, None)
-            has_default = self._sync_default()
-            releases = {name: self._read_release(name) for name in names}
-            if has_default and None not in releases.values() and failure is None:
-                self._metrics.repository_read.set_to_current_time()
-            for name, release in releases.items():
-                self._sync(name, release)
-            self._mark_loaded()
+            self._reconcile(is_current=failure is None)
         if failure is not None:
             raise failure
 
@@ -129,11 +121,25 @@ class Reconciler:
             self._sync(name, release, verified)
             self._mark_loaded()
 
+    def _reconcile(self, *, is_current: bool) -> None:
+        """Serve the releases of the folder; ``is_current``: it is not a copy, or one that was just updated."""
+        names = repository.list_models(self._settings.repository)
+        for name in names:
+            if name not in self._models:
+                self._models.replace(name, None)
+        has_default = self._sync_default()
+        releases = {name: self._read_release(name) for name in names}
+        if is_current and has_default and None not in releases.values():
+            self._metrics.repository_read.set_to_current_time()
+        for name, release in releases.items():
+            self._sync(name, release)
+        self._mark_loaded()
+
     def _update_copy(self) -> RankerError | None:
         """Update the copy of a repository in object storage, if it is one; return the error, if any."""
         try:
             if self._remote is not None:
-                self._remote.pull(self._settings.repository, overwrite=True, prune=True)
+                self._remote.pull(self._settings.repository, overwrite=True, keep_days=0)
         except RankerError as error:
             return error
         return None

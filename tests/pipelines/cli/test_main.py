@@ -521,6 +521,8 @@ def test_push_and_pull_print_the_releases(workflow: Workflow, location: str, tmp
     code, out, err = ranker("pull", location, copy, "--all")
     assert (code, json.loads(out)) == (0, releases)
     assert f"copied version 1 of trial from {location}" in err
+    code, out, err = ranker("pull", f"{location}/none", tmp_path / "none")
+    assert (code, json.loads(out), err) == (0, {}, f"{location}/none holds no model\n")
     assert (
         ranker(
             "score",
@@ -540,9 +542,9 @@ def test_push_and_pull_print_the_releases(workflow: Workflow, location: str, tmp
         (
             ["pull", "s3://nowhere/models", "copy"],
             1,
-            "s3://nowhere/models cannot be reached (The specified bucket does",
+            "s3://nowhere/models cannot be accessed (The specified bucket does",
         ),
-        (["serve", "copy", "--remote", "s3://nowhere/m"], 1, "s3://nowhere/m cannot be reached (The specified bucket"),
+        (["serve", "copy", "--remote", "s3://nowhere/m"], 1, "s3://nowhere/m cannot be accessed (The specified bucket"),
         (["serve", "copy", "--remote", "ftp://a/b"], 1, "remote: is not a location in object storage: write s3://"),
     ],
 )

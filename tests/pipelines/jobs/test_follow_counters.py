@@ -37,7 +37,7 @@ from ranking.artifacts.remote_repository import RemoteRepository
 from ranking.artifacts.repository import list_versions
 from ranking.counters.stored_sums import decode_records, definition, encode_records
 from ranking.encoding.vocabulary import stable_hash
-from ranking.errors import LogError
+from ranking.errors import BundleError, LogError
 from ranking.schema import Schema
 from tests.support.command import ranker
 from tests.support.counted_loop import ROUNDS, CountedLoop
@@ -211,6 +211,27 @@ def test_follow_copies_the_released_version_from_object_storage(loop: CountedLoo
     source.push(loop.folder / "repository")
     follower.step(ROUNDS[4])
     assert list_versions(loop.folder / "copy", "counted") == [1, 2]
+
+
+def test_follow_continues_with_its_copy_while_object_storage_fails(
+    loop: CountedLoop, location: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remote = RemoteRepository(location, print)
+    sources = replace(loop.sources, repository=loop.folder / "copy")
+    options = FollowOptions(sources, loop.url, DEFAULT_KEY_PREFIX, 600, remote)
+    remote.push(loop.folder / "repository")
+    follower = Follower(options)
+    loop.serve(ROUNDS[0])
+
+    def fail(*_: object, **__: object) -> None:
+        raise BundleError("s3://shop is away")
+
+    monkeypatch.setattr(remote, "pull", fail)
+    assert follower.step(ROUNDS[4])["applied"] == 60
+    follower.step(ROUNDS[4])
+    assert capsys.readouterr().err.count("s3://shop is away; continuing with the copy in") == 1
+    with pytest.raises(BundleError, match="s3://shop is away"):
+        Follower(replace(options, sources=replace(sources, repository=loop.folder / "empty")))
 
 
 def test_follow_of_a_version_with_other_delays_loads_the_counters_again(loop: CountedLoop) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import moto.settings
@@ -12,6 +15,30 @@ import pytest
 from ranking.artifacts import object_store
 from ranking.artifacts.object_store import ObjectStore, check_location
 from ranking.errors import BundleError, ConfigError
+
+
+class Forbidden(BaseHTTPRequestHandler):
+    """Rejects every request without a message."""
+
+    def do_GET(self) -> None:
+        self.send_response(403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def forbidding_server() -> Iterator[str]:
+    """Address of a server that rejects every request."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Forbidden)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 @pytest.fixture
@@ -36,9 +63,9 @@ def test_read_of_too_large_object_is_rejected(store: ObjectStore) -> None:
         store.read("a", 2)
 
 
-def test_create_does_not_replace_an_object(store: ObjectStore) -> None:
-    assert store.create("a", b"1")
-    assert not store.create("a", b"2")
+def test_replace_without_a_tag_creates_an_object(store: ObjectStore) -> None:
+    assert store.replace("a", b"1", None)
+    assert not store.replace("a", b"2", None)
     assert store.read("a", 9) == (b"1", store.read("a", 9)[1])
 
 
@@ -89,7 +116,20 @@ def test_download_of_missing_object_names_it(store: ObjectStore, tmp_path: Path)
         store.download("file", tmp_path / "down")
 
 
-@pytest.mark.parametrize("location", ["hdfs://a/b", "s3://", "s3:///b", "s3://key:secret@a/b", "s3://a?x=1", "/a", ""])
+@pytest.mark.parametrize(
+    "location",
+    [
+        "hdfs://a/b",
+        "s3://",
+        "s3:///b",
+        "s3://key:secret@a/b",
+        "s3://a?x=1",
+        "s3://a/../b",
+        "s3://a/b c",
+        "s3://a\n",
+        "",
+    ],
+)
 def test_location_that_is_not_supported_is_rejected(location: str) -> None:
     with pytest.raises(ConfigError, match=r"is not a location in object storage: write s3://BUCKET/PATH, gs://"):
         ObjectStore(location)
@@ -105,7 +145,7 @@ def test_missing_bucket_is_reported(location: str) -> None:
         with pytest.raises(BundleError) as caught:
             operation()
         assert re.fullmatch(
-            r"s3://nowhere/models(/a)? cannot be reached \(The specified bucket does not exist\); check the location, "
+            r"s3://nowhere/models(/a)? cannot be accessed \(The specified bucket does not exist\); check the location, "
             r"the network and the credentials \(for S3: the AWS_\* variables\)",
             str(caught.value),
         )
@@ -113,15 +153,34 @@ def test_missing_bucket_is_reported(location: str) -> None:
 
 def test_wrong_credentials_are_reported(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moto.settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)  # rejects all credentials from here on
-    with pytest.raises(BundleError, match=r"cannot be reached \(The AWS Access Key Id .* does not exist .*\); check"):
+    with pytest.raises(BundleError, match=r"cannot be accessed \(The AWS Access Key Id .* does not exist .*\); check"):
         store.folders()
 
 
 def test_unreachable_endpoint_is_reported(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(object_store, "MAX_RETRIES", 0)
-    with pytest.raises(BundleError, match=r"cannot be reached \(.*127\.0\.0\.1:1.*\); check the location, the network"):
+    with pytest.raises(
+        BundleError, match=r"cannot be accessed \(.*127\.0\.0\.1:1.*\); check the location, the network"
+    ):
         ObjectStore(location).folders()
+
+
+def test_endpoint_without_a_scheme_is_reported(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:5000")
+    with pytest.raises(ConfigError, match=r"^AWS_ENDPOINT_URL=127\.0\.0\.1:5000: an endpoint starts with http://"):
+        ObjectStore(location)
+
+
+def test_errors_hide_credentials_and_queries_and_name_the_status(
+    location: str, forbidding_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", forbidding_server.replace("http://", "http://user:secret@"))
+    monkeypatch.setattr(object_store, "MAX_RETRIES", 0)
+    with pytest.raises(BundleError, match=r"127\.0\.0\.1:\d+/shop in .*: 403 Forbidden\); check") as caught:
+        ObjectStore(location).folders()
+    assert "secret" not in str(caught.value)
+    assert "list-type" not in str(caught.value)
 
 
 def test_missing_obstore_is_reported(location: str, monkeypatch: pytest.MonkeyPatch) -> None:

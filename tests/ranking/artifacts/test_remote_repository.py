@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +18,8 @@ from ranking.artifacts.checksums import CHECKSUM_FILE, write_checksums
 from ranking.artifacts.default_model import read_default_model, record_first_model, write_default_model
 from ranking.artifacts.object_store import ObjectStore
 from ranking.artifacts.release import CURRENT, FALLBACKS, Canary, Release
-from ranking.artifacts.remote_repository import STATE_FILE, RemoteRepository
-from ranking.errors import BundleError
+from ranking.artifacts.remote_repository import RETRY_SECONDS, STATE_FILE, RemoteRepository
+from ranking.errors import BundleError, OutputError
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Copy:
     def push(self) -> None:
         self.remote.push(self.folder)
 
-    def pull(self, **options: bool) -> None:
+    def pull(self, **options: float) -> None:
         self.remote.pull(self.folder, **options)
 
     def versions(self, name: str = "feed") -> list[int]:
@@ -102,7 +104,7 @@ def test_pull_and_push_without_changes_write_nothing(source: Copy, copy: Copy) -
     copy.pull()
     before = {file: file.stat().st_mtime_ns for file in copy.folder.rglob("*") if file.is_file()}
     del copy.lines[:]
-    copy.pull(prune=True)
+    copy.pull(keep_days=0)
     copy.push()
     assert {file: file.stat().st_mtime_ns for file in copy.folder.rglob("*") if file.is_file()} == before
     assert copy.lines == []
@@ -133,11 +135,11 @@ def test_pull_with_prune_removes_versions_that_are_no_longer_needed(source: Copy
     for version in (3, 4, 5):
         source.publish(version)
     source.push()
-    copy.pull(prune=True)
+    copy.pull(keep_days=0)
     assert copy.versions() == [2, 3, 4, 5]
     source.release(version=1)
     source.push()
-    copy.pull(prune=True)
+    copy.pull(keep_days=0)
     assert copy.versions() == [1]
 
 
@@ -237,13 +239,15 @@ def test_same_version_of_two_repositories_is_rejected(source: Copy, copy: Copy) 
     assert files_of(source.folder) == files_of(copy.folder)
 
 
-def test_two_repositories_that_upload_the_same_number_do_not_mix_files(source: Copy, copy: Copy) -> None:
+def test_two_repositories_that_upload_the_same_number_do_not_mix_files(
+    source: Copy, copy: Copy, store: ObjectStore
+) -> None:
     """The one that is later finds the manifest of the other, whose upload has not finished."""
     copy.pull()
     copy.publish(3, content="of the copy")
     source.publish(3)
-    copy.remote._store.create("feed/3/manifest.json", (copy.folder / "feed/3/manifest.json").read_bytes())
-    with pytest.raises(BundleError, match=r"different versions of the same number"):
+    store.write("feed/3/manifest.json", (copy.folder / "feed/3/manifest.json").read_bytes())
+    with pytest.raises(BundleError, match=r"/feed/3 was claimed by another repository, whose push has not fin"):
         source.push()
     copy.push()
     fresh = Copy(copy.folder.parent / "fresh", copy.remote)
@@ -306,9 +310,35 @@ def test_damaged_version_is_named_and_does_not_become_current(
     store.write("feed/3/tables/user.npy", good[0])
     with pytest.raises(BundleError, match=message):  # Not downloaded again within a minute.
         copy.pull()
-    monkeypatch.setattr(remote_repository, "RETRY_SECONDS", 0)
+    later = time.monotonic() + RETRY_SECONDS
+    monkeypatch.setattr(remote_repository, "monotonic", lambda: later)
     copy.pull()
     assert copy.current() == 3
+
+
+def test_version_without_an_object_is_not_downloaded_at_each_pull(
+    source: Copy, copy: Copy, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy.pull()
+    source.publish(3)
+    source.push()
+    store.delete("feed/3/tables/user.npy")
+    downloads: list[str] = []
+    download = ObjectStore.download
+
+    def count(self: ObjectStore, path: str, file: Path) -> None:
+        downloads.append(path)
+        download(self, path, file)
+
+    monkeypatch.setattr(ObjectStore, "download", count)
+    now = time.monotonic()
+    attempts = []
+    for seconds in (0, 30, 61, 120, 182):  # The pause grows: 60 s, then 120 s.
+        monkeypatch.setattr(remote_repository, "monotonic", lambda seconds=seconds: now + seconds)
+        with pytest.raises(BundleError, match=rf"^{copy.remote.location}/feed/3/tables/user\.npy does not exist$"):
+            copy.pull()
+        attempts.append(downloads.count("feed/3/tables/user.npy"))
+    assert attempts == [1, 1, 2, 2, 3]
 
 
 def test_first_pull_of_a_damaged_version_copies_release_and_fallbacks(
@@ -322,7 +352,7 @@ def test_first_pull_of_a_damaged_version_copies_release_and_fallbacks(
     assert repository.read_fallbacks(copy.folder, "feed") == [1]
 
 
-@pytest.mark.parametrize("path", ["/tmp/file", "../../file", "tables/../../file", "a\0"])
+@pytest.mark.parametrize("path", ["/tmp/file", "../../file", "tables/../../file", "a\0", "a//b", "./a"])
 def test_checksums_that_lead_out_of_the_folder_are_rejected(
     source: Copy, copy: Copy, store: ObjectStore, path: str
 ) -> None:
@@ -357,6 +387,103 @@ def test_damaged_current_json_of_the_folder_is_replaced(source: Copy, copy: Copy
     (copy.folder / "feed" / CURRENT).write_text("{")
     copy.pull()
     assert copy.current() == 2
+
+
+def test_release_that_was_not_pushed_yet_is_kept_by_a_pull(source: Copy, copy: Copy) -> None:
+    """A push that failed must not prevent the next day from pulling before it trains."""
+    source.publish(3)
+    source.pull()
+    source.pull(every_version=True)
+    assert source.current() == 3
+    source.push()
+    copy.pull()
+    assert copy.current() == 3
+
+
+def test_push_keeps_versions_that_were_released_in_the_meantime(
+    source: Copy, copy: Copy, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.release(version=2, pinned=True)
+    source.push()
+    source.publish(3, content="new")
+    source.release(version=2, pinned=True)
+    shutil.rmtree(source.folder / "feed" / "1")
+    upload = ObjectStore.upload
+
+    def release_first(self: ObjectStore, file: Path, path: str) -> None:
+        upload(self, file, path)
+        store.write(f"feed/{CURRENT}", b'{"version": 1}')
+
+    monkeypatch.setattr(ObjectStore, "upload", release_first)
+    source.push()
+    copy.pull()
+    assert copy.current() == 1
+
+
+def test_push_of_a_release_whose_version_is_missing_is_rejected(source: Copy, store: ObjectStore) -> None:
+    source.publish(3)
+    shutil.rmtree(source.folder / "feed" / "3")
+    with pytest.raises(BundleError, match=r"source/feed/3 is not a bundle"):
+        source.push()
+    assert store.read(f"feed/{CURRENT}", 99)[0] == b'{\n  "version": 2\n}\n'
+
+
+def test_push_that_loses_leaves_the_fallbacks(source: Copy, copy: Copy, store: ObjectStore) -> None:
+    copy.pull()
+    source.publish(3)
+    source.push()
+    copy.release(version=1)
+    with pytest.raises(BundleError, match=r"was released by another repository"):
+        copy.push()
+    assert json.loads(store.read(f"feed/{FALLBACKS}", 99)[0]) == {"versions": [2, 1]}
+
+
+def test_copied_versions_are_kept_for_some_days(source: Copy, copy: Copy) -> None:
+    copy.pull()
+    source.release(version=1)
+    source.push()
+    copy.pull(keep_days=1)
+    assert copy.versions() == [1, 2]
+    os.utime(copy.folder / "feed" / "2", (time.time() - 90_000,) * 2)
+    copy.pull(keep_days=1)
+    assert copy.versions() == [1]
+
+
+def test_default_model_that_was_changed_on_both_sides_is_rejected(source: Copy, copy: Copy) -> None:
+    for name in ("shop", "news"):
+        source.publish(1, name=name)
+    source.push()
+    copy.pull()
+    write_default_model(copy.folder, "shop")
+    copy.push()
+    write_default_model(source.folder, "news")
+    source.pull()
+    assert read_default_model(source.folder) == "news"
+    with pytest.raises(BundleError, match=r"another repository has changed the default model to shop: 'ranker pull"):
+        source.push()
+    source.pull(overwrite=True)
+    assert read_default_model(source.folder) == "shop"
+
+
+def test_default_model_that_cannot_be_copied_is_not_adopted(source: Copy, copy: Copy, store: ObjectStore) -> None:
+    copy.pull()
+    source.publish(1, name="shop")
+    write_default_model(source.folder, "shop")
+    source.push()
+    store.write(f"shop/{CURRENT}", b"{")
+    with pytest.raises(BundleError, match=rf"^{copy.remote.location}/shop/{CURRENT} is damaged: delete the object"):
+        copy.pull()
+    assert read_default_model(copy.folder) == "feed"
+
+
+def test_unusable_folders_are_named(source: Copy, copy: Copy) -> None:
+    (source.folder / "feed" / "2" / CHECKSUM_FILE).unlink()
+    with pytest.raises(BundleError, match=r"source/feed/2 cannot be read \(No such file"):
+        source.push()
+    copy.folder.mkdir()
+    (copy.folder / "feed").write_text("a file")
+    with pytest.raises(OutputError, match=r"copy/feed"):
+        copy.pull()
 
 
 def test_release_in_the_folder_during_a_pull_is_kept(source: Copy, copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:

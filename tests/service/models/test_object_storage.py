@@ -102,17 +102,35 @@ def test_service_starts_with_its_copy_while_object_storage_is_unreachable(
     check_repository(Settings(repository=cache, remote=location))
     assert f"serving the copy in {cache}" in caplog.text
     service = unloaded(cache, remote=location)
-    with pytest.raises(BundleError, match=r"cannot be reached"):
+    with pytest.raises(BundleError, match=r"cannot be accessed"):
         service.reconciler.poll()
     assert service.roles == {"current": "1"}
     assert service.models.ready
+
+
+def test_service_serves_its_copy_before_newer_versions_are_copied(
+    source: Path, cache: Path, location: str, serve: Serve, unloaded: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(cache, remote=location)
+    push(source, location, version=2)
+    service, download = unloaded(cache, remote=location), ObjectStore.download
+    roles: list[dict[str, str]] = []
+
+    def record(self: ObjectStore, path: str, file: Path) -> None:
+        roles.append(service.roles)
+        download(self, path, file)
+
+    monkeypatch.setattr(ObjectStore, "download", record)
+    service.reconciler.poll()
+    assert roles[0] == {"current": "1"}
+    assert service.roles == {"current": "2"}
 
 
 def test_service_without_a_copy_does_not_start_while_object_storage_is_unreachable(
     source: Path, cache: Path, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unreachable(monkeypatch)
-    with pytest.raises(BundleError, match=rf"^{location} cannot be reached"):
+    with pytest.raises(BundleError, match=rf"^{location} cannot be accessed"):
         check_repository(Settings(repository=cache, remote=location))
 
 
