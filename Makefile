@@ -42,7 +42,7 @@ test-fast: .venv/dev
 # Adds the long forms of the tests, and draws other examples for the property tests in each run.
 test-all: PYTEST += --hypothesis-profile random
 test-all: export TEST_TIMEOUT_FACTOR ?= 5
-test-all: test
+test-all: test .venv/engines/ready
 	$(PYTEST) -m nightly --keep=test-report/nightly
 
 # Prints the line coverage of `make test-all` by package.
@@ -141,6 +141,14 @@ clean:
 
 .venv/bench: requirements/bench.lock .venv/dev
 	$(LOCKED) requirements/bench.lock
+	@touch $@
+
+# Ray and Spark beside the packages of .venv.
+.venv/engines/ready: requirements/engines/engines.lock | .venv/dev
+	$(PYTHON) -m venv $(@D)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ranker.pth"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
 .venv/peers/%/ready: requirements/peers/%.lock | .venv/bin/python

@@ -86,7 +86,8 @@ def test_every_imported_distribution_is_declared() -> None:
 def test_base_dependencies_leave_out_what_extras_declare() -> None:
     base = {distribution_name(requirement) for requirement in PROJECT["dependencies"]}
     assert set(EXTRAS) == {
-        *("client", "torch", "train", "redis", "kafka", "object-storage", "report", "baselines", "mlflow", "tracing")
+        *("client", "torch", "train", "redis", "kafka", "object-storage", "report", "baselines", "mlflow"),
+        *("ray", "spark", "tracing"),
     }
     assert not base & {
         "torch",

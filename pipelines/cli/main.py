@@ -44,6 +44,8 @@ LOCKED_TRAINING = "pip install --no-deps -r requirements/train.lock (CPU) or req
 INSTALL_HINTS = {
     **dict.fromkeys(("torch", "onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna", "duckdb"), LOCKED_TRAINING),
     "obstore": "pip install 'dselect-ranker[object-storage]'",
+    "ray": "pip install 'dselect-ranker[ray]'",
+    "py4j": "pip install 'dselect-ranker[spark]'",
     "redis": "pip install 'dselect-ranker[redis]'",
     "confluent_kafka": "pip install 'dselect-ranker[kafka]'",
     "jinja2": "pip install 'dselect-ranker[report]'",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -12,6 +14,8 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from ranking.errors import RankerError, single_line
+
+CONNECT_SECONDS = 10.0
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -49,10 +53,14 @@ def run_with_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> I
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
+    address = os.environ.get("RAY_ADDRESS", "")
     try:
+        if host := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):  # Ray would try for minutes.
+            socket.create_connection((host[1], int(host[2])), CONNECT_SECONDS).close()
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
-    except ConnectionError as error:
-        raise RankerError(f"Ray has no cluster at RAY_ADDRESS ({single_line(error)}): start it, or unset it") from None
+    except OSError as error:
+        reason = single_line(error)
+        raise RankerError(f"there is no Ray cluster at RAY_ADDRESS={address} ({reason}): start or correct it") from None
     remote = ray.remote(_guarded)
     pending = [remote.remote(function, task) for task in tasks]
     try:
@@ -84,7 +92,8 @@ def run_with_spark(function: Callable[[Task], Result], tasks: Sequence[Task]) ->
         context = SparkSession.builder.appName("ranker").getOrCreate().sparkContext
         results = context.parallelize(tasks, len(tasks)).map(partial(_guarded, function)).collect()
     except (Py4JError, PySparkException) as error:
-        raise RankerError(f"Spark could not complete the tasks ({single_line(error)[:500]})") from None
+        hint = ": install Java 17 or newer" if "JAVA_GATEWAY" in str(error) else ""
+        raise RankerError(f"Spark could not complete the tasks ({single_line(error)[:500]}){hint}") from None
     yield from map(_unwrap, results)
 
 

@@ -26,7 +26,7 @@ EXTRAS_OF_LOCK = {
     "serve": {"redis", "report", "tracing", "torch"},
     "train": {"redis", "report", "tracing", "torch", "train"},
     "cuda-train": {"redis", "report", "tracing", "torch", "train"},
-    "dev": set(PROJECT["optional-dependencies"]),
+    "dev": set(PROJECT["optional-dependencies"]) - {"ray", "spark"},  # These have a lock file of their own.
 }
 """Extras of the project whose packages a lock file contains."""
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ import pytest
 
 import ranking
 from pipelines.data.parquet import CHUNK_ROWS
+from pipelines.jobs.engines import run_in_processes
 from pipelines.jobs.freeze import freeze_run
-from pipelines.jobs.score import score_log
+from pipelines.jobs.score import Engine, Part, ScoredRows, score_log, score_parts
 from pipelines.jobs.train import train
 from ranking.errors import InvalidInputError, LogError, OutputError
 from ranking.frozen.ranker import FrozenRanker
@@ -302,3 +304,89 @@ def test_output_has_the_available_ids_before_the_scores(shop: Shop) -> None:
         log = write(rows.select([*ids, "tab"]), shop.folder)
         score_log(ranker, log, shop.folder / "scores.parquet")
         assert pq.read_table(shop.folder / "scores.parquet").column_names == [*ids, "click", "watch", "score"]
+
+
+# By parts, as engines do.
+
+
+@pytest.fixture
+def parted(day: pa.Table, rows: pa.Table, tmp_path: Path) -> Path:
+    """A log in hive folders with an integer key, an empty file, two types of ids, bad rows, and several chunks."""
+    log = tmp_path / "log"
+    large = day.take(pa.array(np.arange(CHUNK_ROWS + 1000) % day.num_rows)).drop_columns(["hour"])
+    dictionary = day.set_column(0, "user_id", day["user_id"].dictionary_encode()).drop_columns(["hour"])
+    tables = {"hour=7": large, "hour=8": day.slice(0, 0).drop_columns(["hour"]), "hour=11": dictionary}
+    for name, table in {**tables, "hour=9": rows.drop_columns(["hour"])}.items():
+        (log / name).mkdir(parents=True)
+        write(table, log / name, "part-0.parquet")
+    return log
+
+
+def check_parts(ranker: FrozenRanker, bundle: Path, log: Path, engine: Engine) -> None:
+    """Check that parts have the scores, counts and bad rows of the whole log."""
+    folder = log.parent
+    counts = score_log(ranker, log, folder / "scores.parquet", ["click", "like"])
+    assert score_parts(bundle, log, folder / "scores", engine, ["click", "like"]) == counts
+    assert counts["bad"] == 2
+    scores = pq.read_table(folder / "scores.parquet")
+    parts = sorted((folder / "scores").iterdir())
+    assert [part.name for part in parts] == [f"part-0000{number}.parquet" for number in range(4)]
+    assert pa.concat_tables([pq.read_table(part) for part in parts]).equals(scores)
+    bad_rows = [folder / f"{name}.quarantine.jsonl" for name in ("scores.parquet", "scores")]
+    assert bad_rows[0].read_text() == bad_rows[1].read_text()
+    assert set(folder.iterdir()) == {log, folder / "scores", folder / "scores.parquet", *bad_rows}
+
+
+def test_parts_have_the_scores_of_the_whole_log(ranker: FrozenRanker, bundle: Path, parted: Path) -> None:
+    check_parts(ranker, bundle, parted, map)
+
+
+def test_parts_in_processes_have_the_scores_of_the_whole_log(ranker: FrozenRanker, bundle: Path, parted: Path) -> None:
+    check_parts(ranker, bundle, parted, partial(run_in_processes, 2))
+
+
+def test_part_that_is_scored_twice_is_counted_once(bundle: Path, parted: Path, tmp_path: Path) -> None:
+    """As if an engine had lost sight of a worker that still runs."""
+
+    def repeat(function: Callable[[Part], ScoredRows], parts: Sequence[Part]) -> Iterator[ScoredRows]:
+        for part in parts:
+            (part.out.parent / ".killed").write_bytes(b"PAR1")
+            function(part)
+            yield function(part)
+
+    counts = score_parts(bundle, parted, tmp_path / "scores", repeat)
+    assert counts["scored"] == sum(pq.read_metadata(part).num_rows for part in (tmp_path / "scores").iterdir())
+
+
+def test_parts_with_a_damaged_file_leave_nothing(bundle: Path, parted: Path, tmp_path: Path) -> None:
+    (parted / "hour=11" / "part-0.parquet").write_text("not Parquet")
+    with pytest.raises(LogError, match=r"hour=11/part-0\.parquet"):
+        score_parts(bundle, parted, tmp_path / "scores", map)
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
+
+
+def test_parts_whose_ids_have_other_types_are_rejected(bundle: Path, day: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    write(day.set_column(0, "user_id", pa.array(range(day.num_rows))), tmp_path / "log", "a.parquet")
+    write(day, tmp_path / "log", "b.parquet")
+    with pytest.raises(LogError, match=r"b\.parquet: its ids or time differ from those of earlier files"):
+        score_parts(bundle, tmp_path / "log", tmp_path / "scores", map)
+
+
+def test_parts_without_rows_or_into_an_existing_folder_are_rejected(
+    bundle: Path, day: pa.Table, tmp_path: Path
+) -> None:
+    with pytest.raises(LogError, match="the log is empty: there are no rows to score"):
+        score_parts(bundle, write(day.slice(0, 0), tmp_path), tmp_path / "scores", map)
+    with pytest.raises(OutputError, match="exists and is never overwritten"):
+        score_parts(bundle, write(day, tmp_path), tmp_path, map)
+
+
+def test_parts_of_strangers_are_rejected_unless_allowed(bundle: Path, day: pa.Table, tmp_path: Path) -> None:
+    strangers = day.set_column(0, "user_id", pa.array(["nobody"] * day.num_rows))
+    strangers = strangers.set_column(1, "item_id", pa.array(["nothing"] * day.num_rows))
+    log = write(strangers, tmp_path)
+    with pytest.raises(LogError, match=r"of \d+ feature columns have no value in any row"):
+        score_parts(bundle, log, tmp_path / "scores", map)
+    assert list(tmp_path.iterdir()) == [log]
+    score_parts(bundle, log, tmp_path / "scores", map, allow_missing=True)

@@ -1,0 +1,102 @@
+"""Processes, Ray and Spark call a function for many tasks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.jobs.engines import run_in_processes
+from ranking.errors import LogError, RankerError
+from tests.support.command import ranker
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".venv" / "engines" / "bin" / "python"
+
+
+def double(number: int) -> int:
+    if number == 13:
+        raise LogError("part-13.parquet: is damaged")
+    if number == 99:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * number
+
+
+def test_processes_return_the_result_of_each_task() -> None:
+    assert sorted(run_in_processes(2, double, range(5))) == [0, 2, 4, 6, 8]
+
+
+def test_error_in_a_process_keeps_its_message() -> None:
+    with pytest.raises(RankerError, match=r"^part-13\.parquet: is damaged$"):
+        list(run_in_processes(2, double, [1, 13, 2]))
+
+
+def test_killed_process_is_reported() -> None:
+    with pytest.raises(RankerError, match="a worker was killed, perhaps because the memory was full"):
+        list(run_in_processes(2, double, [1, 99, 2]))
+
+
+@pytest.mark.parametrize("engine", ["ray", "spark"])
+def test_missing_engine_is_reported(engine: str, bundle: Path, logs: Path, tmp_path: Path) -> None:
+    code, out, err = ranker("score", bundle, "--logs", logs / "log", "--out", tmp_path / "scores", "--engine", engine)
+    assert (code, out) == (1, "")
+    assert f"pip install 'dselect-ranker[{engine}]'" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def score(engine: str, bundle: Path, log: Path, out: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `ranker score --engine` in an environment with Ray and Spark."""
+    command = [PYTHON, "-m", "pipelines.cli", "score", bundle, "--logs", log, "--engine", engine, "--out", out]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MASTER": "local[2]"} | variables
+    return subprocess.run(
+        list(map(str, command)), env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.nightly(
+    short="tests/pipelines/jobs/test_score.py::test_parts_in_processes_have_the_scores_of_the_whole_log"
+)
+@pytest.mark.parametrize("engine", ["ray", "spark"])
+def test_engine_gives_the_scores_of_one_process(engine: str, bundle: Path, logs: Path, tmp_path: Path) -> None:
+    """On this machine, with two workers."""
+    result = score(engine, bundle, logs / "log", tmp_path / "scores")
+    assert result.returncode == 0, result.stderr
+    ranker("score", bundle, "--logs", logs / "log", "--out", tmp_path / "scores.parquet")
+    assert pq.read_table(tmp_path / "scores").equals(pq.read_table(tmp_path / "scores.parquet"))
+
+
+@pytest.mark.nightly(short="test_error_in_a_process_keeps_its_message")
+@pytest.mark.parametrize("engine", ["ray", "spark"])
+def test_damaged_file_is_reported_by_an_engine_in_one_line(
+    engine: str, bundle: Path, logs: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    shutil.copytree(logs / "log" / "date=2026-01-08", log / "date=2026-01-08")
+    (log / "date=2026-01-09").mkdir()
+    (log / "date=2026-01-09" / "part-0.parquet").write_text("not Parquet")
+    result = score(engine, bundle, log, tmp_path / "scores")
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("ranker: ")]
+    assert f"{log}/date=2026-01-09/part-0.parquet" in line
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
+
+
+@pytest.mark.nightly(short="test_missing_engine_is_reported")
+@pytest.mark.parametrize(
+    ("engine", "variables", "message"),
+    [
+        ("ray", {"RAY_ADDRESS": "127.0.0.1:1"}, "there is no Ray cluster at RAY_ADDRESS=127.0.0.1:1 ("),
+        ("spark", {"JAVA_HOME": "/nonexistent"}, ": install Java 17 or newer"),
+    ],
+)
+def test_cluster_that_is_not_there_is_reported(
+    engine: str, variables: dict[str, str], message: str, bundle: Path, logs: Path, tmp_path: Path
+) -> None:
+    result = score(engine, bundle, logs / "log", tmp_path / "scores", **variables)
+    assert result.returncode == 1
+    assert message in result.stderr.splitlines()[-1]
