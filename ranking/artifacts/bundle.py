@@ -19,6 +19,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,9 @@ def replace_state(source: Path, state: Path, folder: Path) -> None:
 def load(folder: str | Path) -> FrozenRanker:
     """Verify the files and golden scores of a bundle and load it.
 
+    The ranker can be pickled. A process that receives it loads the bundle from the same path, once for all rankers that
+    it receives.
+
     Raises:
         BundleError: a file is missing, altered or not listed, the format is unknown, or a golden score differs.
     """
@@ -173,7 +177,13 @@ def load(folder: str | Path) -> FrozenRanker:
     with as_bundle_error(folder):
         scores, _ = ranker.score_completed(inputs, ranker.schema.tasks)
     check_golden_scores(scores, expected, f"{folder}: golden rows score differently on this machine")
+    object.__setattr__(ranker, "reload", (_load_once, str(folder.absolute())))  # Copies with changes do not have it.
     return ranker
+
+
+@lru_cache(maxsize=4)
+def _load_once(folder: str) -> FrozenRanker:
+    return load(folder)
 
 
 def read_bundle(folder: str | Path, read_file: ReadFile = map_file) -> FrozenRanker:

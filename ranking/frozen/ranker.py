@@ -50,6 +50,8 @@ class FrozenRanker:
         calibration: calibration of the graph's outputs; none by default.
         stored: feature indexes of the bundle; None if the ranker was not loaded from a bundle.
         derived: computes the features of counters and histories; None: they are null where a table has no value.
+        reload: function and argument that load this ranker again, by which it can be pickled; None if it was not loaded
+            from a bundle.
     """
 
     schema: Schema
@@ -61,6 +63,13 @@ class FrozenRanker:
     calibration: Calibration = field(default_factory=Calibration)
     stored: Mapping[Owner, FeatureIndex] | None = field(default=None, repr=False)
     derived: DerivedFeatures | None = field(default=None, repr=False)
+    reload: tuple[Callable[[str], FrozenRanker], str] | None = field(default=None, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[Callable[[str], FrozenRanker], tuple[str]]:
+        if self.reload is None:
+            raise TypeError("only a ranker that 'ranking.load' returned can be pickled: write a bundle and load it")
+        function, folder = self.reload
+        return function, (folder,)
 
     @cached_property
     def selection(self) -> Selection:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import ranking
 from pipelines.jobs.engines import run_in_processes
 from ranking.errors import LogError, RankerError
 from tests.support.command import ranker
@@ -100,3 +103,28 @@ def test_cluster_that_is_not_there_is_reported(
     result = score(engine, bundle, logs / "log", tmp_path / "scores", **variables)
     assert result.returncode == 1
     assert message in result.stderr.splitlines()[-1]
+
+
+RECIPES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL)
+"""Code of the documentation: functions that add scores, and their use with Ray and with Spark."""
+
+
+@pytest.mark.nightly(short="tests/ranking/artifacts/test_bundle.py::test_loaded_ranker_can_be_pickled")
+@pytest.mark.parametrize("engine", ["ray", "spark"])
+def test_documented_job_adds_scores(engine: str, bundle: Path, logs: Path, tmp_path: Path) -> None:
+    functions, with_ray, with_spark = RECIPES
+    start = {
+        "ray": "import ray\n",
+        "spark": "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n",
+    }
+    script = functions + start[engine] + {"ray": with_ray, "spark": with_spark}[engine]
+    script = script.replace("/shared/models/feed/3", str(bundle))
+    script = re.sub(r"s3a?://shop/candidates", str(logs / "log" / "date=2026-01-10"), script)
+    script = re.sub(r"s3a?://shop/scores", str(tmp_path / "scores"), script)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MASTER": "local[2]", "PYSPARK_PYTHON": str(PYTHON)}
+    subprocess.run([PYTHON, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    rows = pq.read_table(logs / "log" / "date=2026-01-10", partitioning=None)
+    scores = pq.read_table(tmp_path / "scores")
+    assert scores.column_names == ["user_id", "item_id", "score"]
+    expected = ranking.load(bundle).score(rows)["score"]
+    assert np.allclose(np.sort(scores["score"]), np.sort(expected), atol=1e-6)

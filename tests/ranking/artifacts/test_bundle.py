@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,20 @@ def test_bundle_with_compact_embeddings_is_smaller_and_has_the_same_scores(
         for name, ranker in (("compact", loaded), ("exact", hand_ranker))
     }
     assert (sizes["compact"] < sizes["exact"]) == (row_type != "float32")
+
+
+def test_loaded_ranker_can_be_pickled(written: Path, golden: pa.Table) -> None:
+    """Workers of Ray and Spark receive rankers, or functions that use one."""
+    ranker = bundle.load(written)
+    copies = [pickle.loads(pickle.dumps(value)) for value in (ranker, ranker, ranker.score)]
+    assert copies[0] is copies[1], "a process loads a bundle once"
+    assert copies[2](golden).equals(ranker.score(golden))
+
+
+def test_changed_ranker_cannot_be_pickled(written: Path) -> None:
+    """It would be replaced by the one of the bundle."""
+    with pytest.raises(TypeError, match=r"only a ranker that 'ranking\.load' returned can be pickled"):
+        pickle.dumps(replace(bundle.load(written), objective={}))
 
 
 def test_load_restores_schema_selection_objective_details_and_tables(written: Path, hand_ranker: FrozenRanker) -> None:
