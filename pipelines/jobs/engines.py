@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
 from ranking.errors import RankerError, single_line
@@ -32,14 +33,25 @@ def run_in_processes(workers: int, function: Callable[[Task], Result], tasks: Se
     Raises:
         RankerError: a call raised one, or a process was killed.
     """
+    others = set(active_children())
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         try:
-            for future in as_completed([pool.submit(_guarded, function, task) for task in tasks]):
+            # Workers inherit this: an interrupt, which a terminal also sends to them, is for this process.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                futures = [pool.submit(_guarded, function, task) for task in tasks]
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            for future in as_completed(futures):
                 yield _unwrap(future.result())
-        except BrokenProcessPool:
-            raise RankerError("a worker was killed, perhaps because the memory was full: use fewer --workers") from None
-        finally:
+        except BaseException as error:
+            for worker in set(active_children()) - others:
+                worker.kill()
             pool.shutdown(cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                reason = "a worker was killed, perhaps because the memory was full: use fewer --workers"
+                raise RankerError(reason) from None
+            raise
 
 
 def run_with_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:

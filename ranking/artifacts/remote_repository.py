@@ -276,7 +276,8 @@ class RemoteRepository:
         unchanged = overwrite or _local_default(folder) in (None, state.default_model)
         if theirs in (None, state.default_model) or not unchanged or theirs not in repository.list_models(folder):
             return
-        write_json({"default_model": theirs}, folder / REPOSITORY_FILE)
+        with repository.lock_repository(folder):
+            write_json({"default_model": theirs}, folder / REPOSITORY_FILE)
         state.default_model = theirs
 
     def _prune(self, folder: Path, name: str, state: _ModelState, keep_days: float) -> None:
@@ -344,9 +345,8 @@ class RemoteRepository:
         verify_files(source)
         with _read_errors(source):
             manifest, checksums = read_regular(source / MANIFEST), read_regular(source / CHECKSUM_FILE)
-            if not self._store.replace(
-                f"{where}/{MANIFEST}", manifest, None
-            ):  # Of two repositories, one gets the number.
+            # Of two repositories that upload the same number, one creates this object.
+            if not self._store.replace(f"{where}/{MANIFEST}", manifest, None):
                 claimed = self._store.read(f"{where}/{MANIFEST}", MAX_MANIFEST_BYTES)
                 if claimed is None or claimed[0] != manifest:
                     raise BundleError(
@@ -424,7 +424,7 @@ class RemoteRepository:
     @contextmanager
     def _state(self, folder: Path) -> Iterator[_State]:
         """Yield the state of a folder, alone; it is written if it was changed, also after an error."""
-        with repository.lock_repository(folder):
+        with repository.lock_copy(folder):
             state = self._read_state(folder)
             try:
                 yield state

@@ -30,7 +30,7 @@ from ranking.errors import BundleError, OutputError
 from ranking.regular_files import read_regular
 from ranking.schema import MODEL_NAME
 
-LOCK_FILE = ".lock"
+LOCK_FILE, COPY_LOCK_FILE = ".lock", ".remote.lock"
 MAX_JSON_BYTES = 1024 * 1024
 """Maximum size of ``current.json`` and of the other JSON files."""
 STAGING_PREFIX = ".work-"
@@ -208,6 +208,17 @@ def lock_repository(repository: Path) -> Iterator[None]:
         OutputError: the repository cannot be written.
     """
     with _locked(repository / LOCK_FILE):
+        yield
+
+
+@contextmanager
+def lock_copy(repository: Path) -> Iterator[None]:
+    """Exclude other processes that exchange files with object storage; publishing does not wait for them.
+
+    Raises:
+        OutputError: the repository cannot be written.
+    """
+    with _locked(repository / COPY_LOCK_FILE):
         yield
 
 

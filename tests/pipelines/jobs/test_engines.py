@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import ranking
 from pipelines.jobs.engines import run_in_processes
 from ranking.errors import LogError, RankerError
 from tests.support.command import ranker
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv" / "engines" / "bin" / "python"
@@ -42,6 +44,29 @@ def test_error_in_a_process_keeps_its_message() -> None:
 def test_killed_process_is_reported() -> None:
     with pytest.raises(RankerError, match="a worker was killed, perhaps because the memory was full"):
         list(run_in_processes(2, double, [1, 99, 2]))
+
+
+def test_interrupted_processes_end_without_a_trace(bundle: Path, logs: Path, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal is sent to the workers, too."""
+    command = [sys.executable, "-m", "pipelines.cli", "score", bundle, "--logs", logs / "log", "--workers", "2"]
+    process = subprocess.Popen(
+        [*map(str, command), "--out", str(tmp_path / "scores")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    # Two workers, and a process that tracks their resources.
+    wait_until(lambda: len(children.read_text().split()) == 3)
+    workers = children.read_text().split()
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == "ranker: interrupted"
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 
 
 @pytest.mark.parametrize("engine", ["ray", "spark"])

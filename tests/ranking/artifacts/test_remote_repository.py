@@ -190,6 +190,20 @@ def test_push_after_another_repository_released_is_rejected(source: Copy, copy: 
     assert copy.current() == 3
 
 
+def test_publishing_does_not_wait_for_a_push(source: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.publish(3)
+    upload = ObjectStore.upload
+
+    def publish_first(self: ObjectStore, file: Path, path: str) -> None:
+        monkeypatch.setattr(ObjectStore, "upload", upload)
+        source.publish(4)
+        upload(self, file, path)
+
+    monkeypatch.setattr(ObjectStore, "upload", publish_first)
+    source.push()
+    assert source.current() == 4
+
+
 def test_push_loses_against_a_release_in_the_meantime(
     source: Copy, copy: Copy, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
