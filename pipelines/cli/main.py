@@ -43,7 +43,6 @@ EXIT_CODES: dict[type[RankerError], int] = {UsageError: 2, QualityGateError: 3, 
 LOCKED_TRAINING = "pip install --no-deps -r requirements/train.lock (CPU) or requirements/cuda-train.lock (GPU)"
 INSTALL_HINTS = {
     **dict.fromkeys(("torch", "onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna", "duckdb"), LOCKED_TRAINING),
-    "obstore": "pip install 'dselect-ranker[object-storage]'",
     "ray": "pip install 'dselect-ranker[ray]'",
     "py4j": "pip install 'dselect-ranker[spark]'",
     "redis": "pip install 'dselect-ranker[redis]'",

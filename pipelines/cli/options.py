@@ -13,6 +13,7 @@ from typing import Any
 
 from pipelines.cli.argument_types import fraction, store_address
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
+from ranking.artifacts.object_store import FORMS
 from ranking.errors import LeftOutError, UsageError
 
 CONFIG = "path of the ranker.toml"
@@ -20,10 +21,8 @@ RUN = "folder written by 'ranker train'"
 NEW_FOLDER = "new folder"
 BUNDLE = "folder written by 'ranker freeze', or a published version"
 REPOSITORY = "folder of published models"
-LOCATION = "repository in object storage: s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
+LOCATION = f"repository in object storage: {FORMS}"
 JSON = "print the result as JSON"
-ENGINES = ("ray", "spark")
-"""Engines of clusters."""
 EMBEDDINGS = ("float32", "float16", "int8")
 """Types of the rows of embedding tables in a bundle."""
 

@@ -15,7 +15,6 @@ from pipelines.cli.command_group import CommandGroup
 from pipelines.cli.options import (
     BUNDLE,
     CONFIG,
-    ENGINES,
     JSON,
     LOCATION,
     NEW_FOLDER,
@@ -182,7 +181,7 @@ def add_commands(commands: CommandGroup) -> None:
     )
     engines.add_argument(
         "--engine",
-        choices=ENGINES,
+        choices=["ray", "spark"],
         help="score the files of the log on a cluster, whose workers see all folders under the same paths",
     )
 
@@ -243,8 +242,7 @@ def _pull_command(arguments: argparse.Namespace) -> None:
     from ranking.artifacts.remote_repository import RemoteRepository
 
     remote = RemoteRepository(arguments.location, print_status)
-    remote.pull(arguments.repository, every_version=arguments.all, overwrite=arguments.overwrite)
-    if not remote.list_models():
+    if not remote.pull(arguments.repository, every_version=arguments.all, overwrite=arguments.overwrite):
         print_status(f"{arguments.location} holds no model")
     _print_releases(arguments.repository)
 

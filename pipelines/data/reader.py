@@ -174,10 +174,16 @@ class LogReader:
         reader._schema = schema
         return reader
 
-    def with_files(self, names: Collection[str]) -> LogReader:
-        """Return a reader of some of the files, by their names in ``files``."""
+    def with_file(self, name: str) -> LogReader:
+        """Return a reader of one of the files, by its name in ``files``.
+
+        Raises:
+            LogError: the log has no such file.
+        """
+        if name not in self._files:
+            raise LogError(f"{name}: was removed after the log was listed; restore it")
         reader = copy(self)
-        reader._files = {name: file for name, file in self._files.items() if name in names}
+        reader._files = {name: self._files[name]}
         return reader
 
     def with_joined(self, joined: JoinedColumns | None) -> LogReader:

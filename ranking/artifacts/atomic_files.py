@@ -52,16 +52,23 @@ def atomic_directory(folder: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Convert errors of the filesystem while a file or folder is written to OutputError."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
+
+
 def check_folder(path: Path) -> Path:
     """Return the nearest existing folder at or above a path.
 
     Raises:
         OutputError: the nearest existing path is a file.
     """
-    try:
+    with write_errors(path):
         nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
     if not nearest.is_dir():
         raise OutputError(f"{nearest} is a file, not a folder: name another path")
     return nearest
@@ -117,7 +124,12 @@ def write_json(data: dict[str, Any], file: Path, mode: int = 0o666) -> None:
         OutputError: the file cannot be written.
     """
     remove_drafts(file.parent)
-    replace_file(file, [(json.dumps(data, indent=2) + "\n").encode()], mode)
+    replace_file(file, [encode_json(data)], mode)
+
+
+def encode_json(data: dict[str, Any]) -> bytes:
+    """Return JSON as it is written to files."""
+    return (json.dumps(data, indent=2) + "\n").encode()
 
 
 def replace_file(file: Path, parts: Iterable[bytes], mode: int = 0o666) -> None:
@@ -131,11 +143,8 @@ def replace_file(file: Path, parts: Iterable[bytes], mode: int = 0o666) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    try:
-        with replaced_file(file, mode) as stream:
-            stream.writelines(parts)
-    except OSError as error:
-        raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
+    with write_errors(file), replaced_file(file, mode) as stream:
+        stream.writelines(parts)
 
 
 @contextmanager

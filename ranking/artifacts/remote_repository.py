@@ -13,20 +13,29 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ranking.artifacts import repository
-from ranking.artifacts.atomic_files import atomic_directory, check_folder, files_in, os_error_text, write_json
+from ranking.artifacts.atomic_files import (
+    atomic_directory,
+    check_folder,
+    encode_json,
+    files_in,
+    write_errors,
+    write_json,
+)
 from ranking.artifacts.bundle import MANIFEST
 from ranking.artifacts.checksums import CHECKSUM_FILE, MAX_BYTES, parse_checksums, verify_files
 from ranking.artifacts.default_model import REPOSITORY_FILE, read_default_model
 from ranking.artifacts.object_store import ObjectStore, Tag
 from ranking.artifacts.release import CURRENT, FALLBACKS, Fallbacks, Release
-from ranking.errors import BundleError, OutputError, RankerError
+from ranking.errors import BundleError, RankerError
 from ranking.regular_files import read_regular
 from ranking.schema import MODEL_NAME
+
+T = TypeVar("T")
 
 MAX_MANIFEST_BYTES = 1024**3
 """Maximum size of ``manifest.json``."""
@@ -107,7 +116,7 @@ class RemoteRepository:
 
     def pull(
         self, folder: Path, *, every_version: bool = False, overwrite: bool = False, keep_days: float | None = None
-    ) -> None:
+    ) -> list[str]:
         """Update a folder: copy and verify the versions of each release and its fallbacks, then replace the release.
 
         A release is replaced only if all of its versions could be copied, or if the folder has no release yet. A
@@ -121,14 +130,18 @@ class RemoteRepository:
             keep_days: days after which copied versions are removed that are neither released nor fallbacks; None: no
                 version is removed.
 
+        Returns:
+            The models that have a release, sorted.
+
         Raises:
             BundleError: the location cannot be accessed, a version is damaged, or both sides have other releases than
                 after the last pull or push.
             OutputError: the folder cannot be written.
         """
         check_folder(folder)
-        with _write_errors(folder):
+        with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        names: list[str] = []
         errors: list[RankerError] = []
         with self._state(folder) as state:
             for name in self._model_folders():
@@ -136,6 +149,7 @@ class RemoteRepository:
                 try:
                     release = self._read_release(name)
                     if release is not None:
+                        names.append(name)
                         state.models[name] = model
                         self._pull_model(folder, name, release[0], model, every_version, overwrite)
                         if keep_days is not None:
@@ -146,6 +160,7 @@ class RemoteRepository:
             self._pull_default(folder, state, overwrite)
         if errors:
             raise errors[0]
+        return names
 
     def push(self, folder: Path) -> None:
         """Upload the new versions of a folder, then its releases; delete the versions that the folder removed.
@@ -259,8 +274,8 @@ class RemoteRepository:
     ) -> None:
         """Replace the release of the folder, unless it is the same; an unchanged file tells readers to do nothing."""
         path = folder / name
-        if _local_release(folder, name) != release or _local_fallbacks(path) != fallbacks:
-            with _write_errors(path):
+        if _local_release(folder, name) != release or _readable(repository.stored_fallbacks, folder, name) != fallbacks:
+            with write_errors(path):
                 path.mkdir(exist_ok=True)
             with repository.lock_model(folder, name):
                 if not overwrite and self._is_ahead(folder, name, release, state):  # Since the download began.
@@ -273,7 +288,7 @@ class RemoteRepository:
     def _pull_default(self, folder: Path, state: _State, overwrite: bool) -> None:
         """Take over the default model, unless the folder has changed its own or lacks that model."""
         theirs, _ = self._read_default()
-        unchanged = overwrite or _local_default(folder) in (None, state.default_model)
+        unchanged = overwrite or _readable(read_default_model, folder) in (None, state.default_model)
         if theirs in (None, state.default_model) or not unchanged or theirs not in repository.list_models(folder):
             return
         with repository.lock_repository(folder):
@@ -310,7 +325,7 @@ class RemoteRepository:
             state.versions.add(version)
         if remote is None or remote[0] != ours:
             tag = None if remote is None else remote[1]
-            if not self._store.replace(f"{name}/{CURRENT}", _encode(ours.to_json()), tag):
+            if not self._store.replace(f"{name}/{CURRENT}", encode_json(ours.to_json()), tag):
                 raise BundleError(
                     f"{where} was released by another process in the meantime: run 'ranker pull {self.location} "
                     f"{folder}', then push again"
@@ -319,7 +334,7 @@ class RemoteRepository:
         state.release = ours
         fallbacks = Fallbacks(versions=tuple(repository.read_fallbacks(folder, name))).model_dump()
         if (folder / name / FALLBACKS).exists() and self._read_json(f"{name}/{FALLBACKS}") != fallbacks:
-            self._store.write(f"{name}/{FALLBACKS}", _encode(fallbacks))
+            self._store.write(f"{name}/{FALLBACKS}", encode_json(fallbacks))
 
     def _delete_removed(self, folder: Path, name: str, state: _ModelState) -> None:
         """Delete the versions that the folder has removed, unless they were released in the meantime."""
@@ -343,7 +358,7 @@ class RemoteRepository:
                 self._require_same(folder, where, known[0])
             return
         verify_files(source)
-        with _read_errors(source):
+        with repository.read_errors(source):
             manifest, checksums = read_regular(source / MANIFEST), read_regular(source / CHECKSUM_FILE)
             # Of two repositories that upload the same number, one creates this object.
             if not self._store.replace(f"{where}/{MANIFEST}", manifest, None):
@@ -366,7 +381,7 @@ class RemoteRepository:
         if ours is None or ours == state.default_model:
             return
         expected = theirs in (None, state.default_model, ours)
-        if not expected or not self._store.replace(REPOSITORY_FILE, _encode({"default_model": ours}), tag):
+        if not expected or not self._store.replace(REPOSITORY_FILE, encode_json({"default_model": ours}), tag):
             raise BundleError(
                 f"{self.location}: another repository has changed the default model to {theirs}: 'ranker pull "
                 "--overwrite' continues with that"
@@ -375,7 +390,7 @@ class RemoteRepository:
 
     def _require_same(self, folder: Path, where: str, checksums: bytes) -> None:
         """Raise BundleError if both sides have different versions with this number."""
-        with _read_errors(folder / where):
+        with repository.read_errors(folder / where):
             same = read_regular(folder / where / CHECKSUM_FILE, MAX_BYTES) == checksums
         if not same:
             raise BundleError(
@@ -394,7 +409,7 @@ class RemoteRepository:
         if content is None:
             return None
         try:
-            return Release.model_validate(_decode(content[0])), content[1]
+            return Release.model_validate(repository.parse_json(content[0])), content[1]
         except ValidationError:
             where = f"{self.location}/{name}/{CURRENT}"
             raise BundleError(f"{where} is damaged: delete the object, then run 'ranker push' again") from None
@@ -409,14 +424,14 @@ class RemoteRepository:
     def _read_default(self) -> tuple[str | None, Tag | None]:
         """Return the default model, or None if there is none or a damaged one, and the tag of its file, if any."""
         content = self._read(REPOSITORY_FILE)
-        document = None if content is None else _decode(content[0])
+        document = None if content is None else repository.parse_json(content[0])
         default = document.get("default_model") if isinstance(document, dict) else None
         return default if isinstance(default, str) else None, None if content is None else content[1]
 
     def _read_json(self, path: str) -> Any:
         """Return the content of a JSON object; None if it does not exist or is not JSON."""
         content = self._read(path)
-        return None if content is None else _decode(content[0])
+        return None if content is None else repository.parse_json(content[0])
 
     def _read(self, path: str) -> tuple[bytes, Tag] | None:
         return self._store.read(path, MAX_BYTES)
@@ -448,54 +463,17 @@ class RemoteRepository:
         return state
 
 
+def _readable(read: Callable[..., T], *where: Any) -> T | None:
+    """Return what a function reads of a folder; None for a damaged file, which a pull replaces."""
+    with suppress(BundleError):
+        return read(*where)
+    return None
+
+
 def _local_release(folder: Path, name: str) -> Release | None:
-    """Return the release of a folder; None if it has none, or a damaged one, which a pull replaces."""
-    with suppress(BundleError):
-        return repository.find_release(folder, name)
-    return None
-
-
-def _local_default(folder: Path) -> str | None:
-    """Return the default model of a folder; None if it has none, or a damaged one, which a pull replaces."""
-    with suppress(BundleError):
-        return read_default_model(folder)
-    return None
-
-
-def _local_fallbacks(model: Path) -> Fallbacks:
-    with suppress(BundleError, FileNotFoundError, ValidationError):
-        return Fallbacks.model_validate(repository.read_json(model / FALLBACKS))
-    return Fallbacks()
-
-
-@contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    """Convert errors of a folder, such as that a version is being removed, to BundleError."""
-    try:
-        yield
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read ({os_error_text(error)})") from None
-
-
-@contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
+    return _readable(repository.find_release, folder, name)
 
 
 def _text(release: Release) -> str:
     """Return a release as text, such as ``{"version": 3}``."""
     return json.dumps(release.to_json())
-
-
-def _encode(document: dict[str, Any]) -> bytes:
-    return (json.dumps(document, indent=2) + "\n").encode()
-
-
-def _decode(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return None

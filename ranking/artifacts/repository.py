@@ -18,15 +18,15 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from ranking.artifacts.atomic_files import check_folder, fsync, os_error_text, write_json
+from ranking.artifacts.atomic_files import check_folder, fsync, os_error_text, write_errors, write_json
 from ranking.artifacts.release import CURRENT, FALLBACKS, Fallbacks, Release, parse_release
-from ranking.errors import BundleError, OutputError
+from ranking.errors import BundleError
 from ranking.regular_files import read_regular
 from ranking.schema import MODEL_NAME
 
@@ -45,7 +45,7 @@ def list_models(repository: Path) -> list[str]:
     Raises:
         BundleError: the repository does not exist or cannot be read.
     """
-    with _read_errors(repository):
+    with read_errors(repository):
         if not repository.is_dir():
             raise BundleError(f"{repository}: no such repository; publish a bundle into it with 'ranker publish'")
         names = (file.parent.name for file in repository.glob(f"*/{CURRENT}"))
@@ -58,7 +58,7 @@ def list_versions(repository: Path, name: str) -> list[int]:
     Raises:
         BundleError: the model's folder cannot be read.
     """
-    with _read_errors(repository / name):
+    with read_errors(repository / name):
         folders = (repository / name).glob("[0-9]*")
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal() and folder.is_dir())
 
@@ -114,12 +114,17 @@ def read_fallbacks(repository: Path, name: str) -> list[int]:
     Raises:
         BundleError: ``fallbacks.json`` is damaged.
     """
-    fallbacks = _read_fallbacks(repository, name)
+    fallbacks = stored_fallbacks(repository, name)
     published = list_versions(repository, name)
     return [version for version in fallbacks.versions if version in published]
 
 
-def _read_fallbacks(repository: Path, name: str) -> Fallbacks:
+def stored_fallbacks(repository: Path, name: str) -> Fallbacks:
+    """Return the fallbacks of a model, whether or not they are still published.
+
+    Raises:
+        BundleError: ``fallbacks.json`` is damaged.
+    """
     file = repository / name / FALLBACKS
     _check_inside(file, repository, "the file itself")
     try:
@@ -138,12 +143,18 @@ def read_json(file: Path) -> Any:
         BundleError: the file cannot be read, is not a regular file, or is too large.
     """
     try:
-        return json.loads(read_regular(file, MAX_JSON_BYTES))
+        return parse_json(read_regular(file, MAX_JSON_BYTES))
     except FileNotFoundError:
         raise
     except OSError as error:
         raise BundleError(f"{file} cannot be read ({os_error_text(error)})") from None
-    except (ValueError, RecursionError):  # The file is not JSON or not UTF-8.
+
+
+def parse_json(content: bytes) -> Any:
+    """Return the content of a JSON file, or None if it is not JSON or not UTF-8."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
         return None
 
 
@@ -180,7 +191,7 @@ def _update_fallbacks(repository: Path, name: str, version: int) -> None:
     with suppress(BundleError):  # The next version can be released although the previous files are damaged.
         previous = read_release(repository, name).version
     with suppress(BundleError):
-        fallbacks = _read_fallbacks(repository, name)
+        fallbacks = stored_fallbacks(repository, name)
     after = fallbacks.after_release(previous, version)
     file = repository / name / FALLBACKS
     if after.versions or os.path.lexists(file):
@@ -200,26 +211,22 @@ def lock_model(repository: Path, name: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def lock_repository(repository: Path) -> Iterator[None]:
+def lock_repository(repository: Path) -> AbstractContextManager[None]:
     """Exclude other writers of ``repository.json``.
 
     Raises:
         OutputError: the repository cannot be written.
     """
-    with _locked(repository / LOCK_FILE):
-        yield
+    return _locked(repository / LOCK_FILE)
 
 
-@contextmanager
-def lock_copy(repository: Path) -> Iterator[None]:
+def lock_copy(repository: Path) -> AbstractContextManager[None]:
     """Exclude other processes that exchange files with object storage; publishing does not wait for them.
 
     Raises:
         OutputError: the repository cannot be written.
     """
-    with _locked(repository / COPY_LOCK_FILE):
-        yield
+    return _locked(repository / COPY_LOCK_FILE)
 
 
 @contextmanager
@@ -233,11 +240,9 @@ def staging_dir(repository: Path, name: str) -> Iterator[Path]:
     """
     model = repository / name
     check_folder(model)
-    try:
+    with write_errors(model):
         model.mkdir(parents=True, exist_ok=True)
         fsync(repository)
-    except OSError as error:
-        raise OutputError(f"{model}: cannot be written ({os_error_text(error)})") from None
     with ExitStack() as stack:
         with lock_model(repository, name):
             for abandoned in model.glob(f"{STAGING_PREFIX}*"):
@@ -254,19 +259,15 @@ def move_folder(folder: Path, target: Path) -> None:
     Raises:
         OutputError: the repository cannot be written.
     """
-    try:
+    with write_errors(target):
         folder.rename(target)
         fsync(target.parent)
         fsync(folder.parent)
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written ({os_error_text(error)})") from None
 
 
 def _create_staging(model: Path) -> Path:
-    try:
+    with write_errors(model):
         return Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=model))
-    except OSError as error:
-        raise OutputError(f"{model}: cannot be written ({os_error_text(error)})") from None
 
 
 def _remove_if_abandoned(staging: Path) -> None:
@@ -281,14 +282,14 @@ def _remove_if_abandoned(staging: Path) -> None:
 
 
 def _check_inside(path: Path, repository: Path, replacement: str) -> None:
-    with _read_errors(path):
+    with read_errors(path):
         is_inside = path.resolve().is_relative_to(repository.resolve())
     if not is_inside:
         raise BundleError(f"{path} is a link that leads out of the repository: replace it with {replacement}")
 
 
 @contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
+def read_errors(path: Path) -> Iterator[None]:
     """Convert errors of the filesystem to BundleError."""
     try:
         yield
@@ -301,10 +302,8 @@ def _read_errors(path: Path) -> Iterator[None]:
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """Wait for the lock on a file, which is created if it does not exist, and hold it."""
-    try:
+    with write_errors(file):
         lock = file.open("a+")  # Network filesystems lock only files that are open for writing.
-    except OSError as error:
-        raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -39,10 +39,10 @@ def check_repository(settings: Settings) -> None:
         BundleError: The repository does not exist, holds no model, or lacks the default model.
         ConfigError: Object storage is not supported by this installation.
     """
-    where, default = settings.remote or str(settings.repository), settings.default_model
-    names = repository.list_models(settings.repository) if settings.remote is None else _list_remote(settings)
+    remote, default = open_remote(settings), settings.default_model
+    where, command = settings.remote or settings.repository, "publish" if remote is None else "push"
+    names = repository.list_models(settings.repository) if remote is None else _list_remote(remote, settings.repository)
     if not names:
-        command = "publish" if settings.remote is None else "push"
         raise BundleError(f"{where} holds no published model; publish one with 'ranker {command}'")
     if default is not None and default not in names:
         raise BundleError(f"{where} has no model '{default}': it has {', '.join(names)}")
@@ -57,16 +57,14 @@ def open_remote(settings: Settings) -> RemoteRepository | None:
     return None if settings.remote is None else RemoteRepository(settings.remote, lambda line: log.info("%s", line))
 
 
-def _list_remote(settings: Settings) -> list[str]:
-    remote = open_remote(settings)
-    assert remote is not None
+def _list_remote(remote: RemoteRepository, copy: Path) -> list[str]:
     try:
         return remote.list_models()
     except BundleError as error:
-        copied = repository.list_models(settings.repository) if settings.repository.is_dir() else []
+        copied = repository.list_models(copy) if copy.is_dir() else []
         if not copied:
             raise
-        log.error("%s; serving the copy in %s", error, settings.repository)
+        log.error("%s; serving the copy in %s", error, copy)
         return copied
 
 

@@ -368,23 +368,28 @@ def run_script(variant: str, folder: Path, **statuses: int) -> tuple[int, list[l
 
 
 @pytest.mark.parametrize(
-    ("statuses", "status", "programs"),
+    ("variant", "statuses", "status", "programs"),
     [
-        ({}, 0, ["daily", "counters", "find"]),
-        ({"daily": 1}, 1, ["daily"]),
-        ({"daily": 2}, 2, ["daily"]),
-        ({"daily": 3}, 3, ["daily", "counters", "find"]),
-        ({"daily": 4}, 4, ["daily", "counters", "find"]),
-        ({"daily": 137}, 137, ["daily"]),
-        ({"counters": 1}, 1, ["daily", "counters"]),
-        ({"daily": 4, "counters": 1}, 1, ["daily", "counters"]),
-        ({"find": 1}, 1, ["daily", "counters", "find"]),
+        ("loop", {}, 0, ["daily", "counters", "find"]),
+        ("loop", {"daily": 1}, 1, ["daily"]),
+        ("loop", {"daily": 2}, 2, ["daily"]),
+        ("loop", {"daily": 3}, 3, ["daily", "counters", "find"]),
+        ("loop", {"daily": 4}, 4, ["daily", "counters", "find"]),
+        ("loop", {"daily": 137}, 137, ["daily"]),
+        ("loop", {"counters": 1}, 1, ["daily", "counters"]),
+        ("loop", {"daily": 4, "counters": 1}, 1, ["daily", "counters"]),
+        ("loop", {"find": 1}, 1, ["daily", "counters", "find"]),
+        ("remote", {}, 0, ["pull", "daily", "push", "find"]),
+        ("remote", {"pull": 1}, 1, ["pull"]),
+        ("remote", {"daily": 1}, 1, ["pull", "daily"]),
+        ("remote", {"daily": 3}, 3, ["pull", "daily", "push", "find"]),
+        ("remote", {"push": 1}, 1, ["pull", "daily", "push"]),
     ],
 )
-def test_daily_job_loads_counters_unless_daily_failed(
-    statuses: dict[str, int], status: int, programs: list[str], tmp_path: Path
+def test_daily_job_loads_and_pushes_unless_daily_failed(
+    variant: str, statuses: dict[str, int], status: int, programs: list[str], tmp_path: Path
 ) -> None:
-    returned, commands = run_script("loop", tmp_path, **statuses)
+    returned, commands = run_script(variant, tmp_path, **statuses)
     assert returned == status
     assert [words[1] if words[0] == "ranker" else words[0] for words in commands] == programs
 
@@ -457,7 +462,7 @@ def test_files_are_written_only_where_a_pod_has_to() -> None:
     assert writers["kafka"] == jobs | {"served": {"collect", "daily"}, "feedback": {"collect-feedback", "daily"}}
 
 
-def test_pods_copy_the_repository_from_object_storage_and_only_jobs_mount_the_claim(tmp_path: Path) -> None:
+def test_pods_copy_the_repository_from_object_storage_and_only_jobs_mount_the_claim() -> None:
     variables = environment_of("remote")
     assert variables["RANKER_REMOTE"] == "s3://bucket/models"
     for role, template in pod_templates("remote").items():
@@ -468,27 +473,8 @@ def test_pods_copy_the_repository_from_object_storage_and_only_jobs_mount_the_cl
         (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "repository"]
         assert not mount.get("readOnly")
     assert "--remote=s3://bucket/models" in container_of("remote", "follow")["args"]
-    commands = [command[1:3] for command in run_script("remote", tmp_path)[1] if command[0] == "ranker"]
-    assert [command[0] for command in commands] == ["pull", "daily", "push"]
     assert "PersistentVolumeClaim/ranker-repository" not in objects_of("remote-serving")
     assert objects_of("remote")["PersistentVolumeClaim/ranker-repository"]["spec"]["accessModes"] == ["ReadWriteOnce"]
-
-
-@pytest.mark.parametrize(
-    ("statuses", "status", "programs"),
-    [
-        ({"pull": 1}, 1, ["pull"]),
-        ({"daily": 1}, 1, ["pull", "daily"]),
-        ({"daily": 3}, 3, ["pull", "daily", "push"]),
-        ({"push": 1}, 1, ["pull", "daily", "push"]),
-    ],
-)
-def test_daily_job_pushes_unless_daily_failed(
-    statuses: dict[str, int], status: int, programs: list[str], tmp_path: Path
-) -> None:
-    result, commands = run_script("remote", tmp_path, **statuses)
-    assert result == status
-    assert [command[1] for command in commands if command[0] == "ranker"] == programs
 
 
 def test_daily_job_deletes_old_files_that_no_service_deletes(tmp_path: Path) -> None:

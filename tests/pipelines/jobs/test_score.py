@@ -16,7 +16,8 @@ import ranking
 from pipelines.data.parquet import CHUNK_ROWS
 from pipelines.jobs.engines import run_in_processes
 from pipelines.jobs.freeze import freeze_run
-from pipelines.jobs.score import Engine, Part, ScoredRows, score_log, score_parts
+from pipelines.jobs.log_scorer import ScoredRows
+from pipelines.jobs.score import Engine, Part, score_log, score_parts
 from pipelines.jobs.train import train
 from ranking.errors import InvalidInputError, LogError, OutputError
 from ranking.frozen.ranker import FrozenRanker

@@ -89,6 +89,17 @@ def copy(copy_of: Callable[[str], Copy], source: Copy) -> Copy:
     return copy_of("copy")
 
 
+def after_each(monkeypatch: pytest.MonkeyPatch, operation: str, action: Callable[[], None]) -> None:
+    """Do something after each upload or download of a file."""
+    original = getattr(ObjectStore, operation)
+
+    def act(self: ObjectStore, *where: object) -> None:
+        original(self, *where)
+        action()
+
+    monkeypatch.setattr(ObjectStore, operation, act)
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
@@ -208,13 +219,7 @@ def test_push_loses_against_a_release_in_the_meantime(
     source: Copy, copy: Copy, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.publish(3)
-    upload = ObjectStore.upload
-
-    def release_first(self: ObjectStore, file: Path, path: str) -> None:
-        upload(self, file, path)
-        store.write(f"feed/{CURRENT}", b'{"version": 1}')
-
-    monkeypatch.setattr(ObjectStore, "upload", release_first)
+    after_each(monkeypatch, "upload", lambda: store.write(f"feed/{CURRENT}", b'{"version": 1}'))
     with pytest.raises(BundleError, match=r"/feed was released by another process in the meantime: run 'ranker pull"):
         source.push()
     copy.pull()
@@ -226,13 +231,7 @@ def test_first_push_loses_against_a_release_in_the_meantime(
 ) -> None:
     source = copy_of("source")
     source.publish(1)
-    upload = ObjectStore.upload
-
-    def release_first(self: ObjectStore, file: Path, path: str) -> None:
-        upload(self, file, path)
-        store.write(f"feed/{CURRENT}", b'{"version": 7}')
-
-    monkeypatch.setattr(ObjectStore, "upload", release_first)
+    after_each(monkeypatch, "upload", lambda: store.write(f"feed/{CURRENT}", b'{"version": 7}'))
     with pytest.raises(BundleError, match=r"in the meantime"):
         source.push()
 
@@ -422,13 +421,7 @@ def test_push_keeps_versions_that_were_released_in_the_meantime(
     source.publish(3, content="new")
     source.release(version=2, pinned=True)
     shutil.rmtree(source.folder / "feed" / "1")
-    upload = ObjectStore.upload
-
-    def release_first(self: ObjectStore, file: Path, path: str) -> None:
-        upload(self, file, path)
-        store.write(f"feed/{CURRENT}", b'{"version": 1}')
-
-    monkeypatch.setattr(ObjectStore, "upload", release_first)
+    after_each(monkeypatch, "upload", lambda: store.write(f"feed/{CURRENT}", b'{"version": 1}'))
     source.push()
     copy.pull()
     assert copy.current() == 1
@@ -504,13 +497,7 @@ def test_release_in_the_folder_during_a_pull_is_kept(source: Copy, copy: Copy, m
     copy.pull()
     source.publish(3)
     source.push()
-    download = ObjectStore.download
-
-    def release_first(self: ObjectStore, path: str, file: Path) -> None:
-        download(self, path, file)
-        copy.release(version=1)
-
-    monkeypatch.setattr(ObjectStore, "download", release_first)
+    after_each(monkeypatch, "download", lambda: copy.release(version=1))
     with pytest.raises(BundleError, match=r"were released differently"):
         copy.pull()
     assert copy.current() == 1
