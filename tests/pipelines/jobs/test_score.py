@@ -359,6 +359,18 @@ def test_part_that_is_scored_twice_is_counted_once(bundle: Path, parted: Path, t
     assert counts["scored"] == sum(pq.read_metadata(part).num_rows for part in (tmp_path / "scores").iterdir())
 
 
+def test_file_that_disappears_before_its_worker_reads_it_is_reported(
+    bundle: Path, parted: Path, tmp_path: Path
+) -> None:
+    def remove(function: Callable[[Part], ScoredRows], parts: Sequence[Part]) -> Iterator[ScoredRows]:
+        (parted / "hour=8" / "part-0.parquet").unlink()
+        return map(function, parts)
+
+    with pytest.raises(LogError, match=r"^hour=8/part-0\.parquet: was removed after the log was listed"):
+        score_parts(bundle, parted, tmp_path / "scores", remove)
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
+
+
 def test_parts_with_a_damaged_file_leave_nothing(bundle: Path, parted: Path, tmp_path: Path) -> None:
     (parted / "hour=11" / "part-0.parquet").write_text("not Parquet")
     with pytest.raises(LogError, match=r"hour=11/part-0\.parquet"):
