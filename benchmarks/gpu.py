@@ -34,7 +34,7 @@ from service.backends.torch_modules import (
     Embedding,
     FusedMoE,
     Layer,
-    SelectedSum,
+    SelectedExperts,
     bucket_size,
 )
 
@@ -168,8 +168,15 @@ class Forward:
             for tables in named
         ]
         shared, items = (Embedding(group, tables).to(device) for group, tables in zip(groups, named, strict=True))
-        reading = SelectedSum([dict.fromkeys(experts, 1 / len(experts)) for experts in SELECTED_EXPERTS])
-        body = FusedMoE(weights.experts, weights.towers, reading, range(WIDTH), range(WIDTH, 2 * WIDTH)).to(device)
+        first_layers, towers = [tower[0] for tower in weights.towers], [tower[1:] for tower in weights.towers]
+        selected = SelectedExperts(
+            [
+                dict.fromkeys(experts, weight / len(experts))
+                for experts, (weight, _) in zip(SELECTED_EXPERTS, first_layers, strict=True)
+            ],
+            [bias for _, bias in first_layers],
+        )
+        body = FusedMoE(weights.experts, selected, towers, range(WIDTH), range(WIDTH, 2 * WIDTH)).to(device)
         self._buffers = Buffers(draw_request(bucket_size(candidates)).tensors(), device)
         on_device: Any = Request.of(self._buffers.on_device)
 

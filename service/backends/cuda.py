@@ -25,8 +25,7 @@ from service.backends.torch_modules import (
     CudaGraphRunner,
     Embedding,
     FusedMoE,
-    SelectedSideBySide,
-    SelectedSum,
+    SelectedExperts,
     bucket_size,
 )
 
@@ -145,20 +144,14 @@ class CudaBackend:
         return _Bucket(compute, self._empty_buffers(size), self._device, self._pool)
 
     def _create_body(self, graph: FrozenGraph, tasks: Sequence[str]) -> FusedMoE:
-        used = graph.selection.experts_for(tasks)
-        experts, towers = [graph.experts[expert] for expert in used], [graph.towers[task] for task in tasks]
-        selections = [{used.index(expert): factor for expert, factor in graph.factors[task].items()} for task in tasks]
-        reading: SelectedSum | SelectedSideBySide
-        if graph.selection.reading == "side_by_side":
-            reading = SelectedSideBySide([list(selection) for selection in selections])
-            width = experts[0][-1][0].shape[1]
-            towers = [reading.padded(tower, width) for tower in towers]
-        else:
-            reading = SelectedSum(selections)
+        used, towers = graph.selection.experts_for(tasks), [graph.towers[task] for task in tasks]
+        first_weights = [
+            {used.index(expert): weight for expert, weight in _first_weights(graph, task).items()} for task in tasks
+        ]
         return FusedMoE(
-            experts,
-            towers,
-            reading,
+            [graph.experts[expert] for expert in used],
+            SelectedExperts(first_weights, [tower[0][1] for tower in towers]),
+            [tower[1:] for tower in towers],
             self._splitter.shared.input_columns,
             self._splitter.items.input_columns,
         )
@@ -197,6 +190,17 @@ class _Bucket:
         """Return outputs [candidates, tasks] on the host."""
         self._host.fill(batch)
         return self._runner.run()[: len(batch)].clone()
+
+
+def _first_weights(graph: FrozenGraph, task: str) -> dict[int, Tensor]:
+    """Return the weight [width, outputs] of a tower's first layer for the outputs of each of its task's experts."""
+    factors, weight = graph.factors[task], graph.towers[task][0][0]
+    side_by_side = graph.selection.reading == "side_by_side"
+    blocks = weight.chunk(len(factors)) if side_by_side else [weight] * len(factors)
+    return {
+        expert: torch.as_tensor(factor).reshape(-1, 1) * block
+        for (expert, factor), block in zip(factors.items(), blocks, strict=True)
+    }
 
 
 def _bucket_size(batch: RequestBatch, tasks: Sequence[str]) -> BucketSize:
