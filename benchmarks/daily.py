@@ -28,7 +28,8 @@ from pipelines.counters.columns import definition, write_joined_columns
 from pipelines.data.reader import LogReader
 from pipelines.data.splits import TimeRange
 from pipelines.evaluation.differences import bootstrap_metrics
-from pipelines.evaluation.predict import Predictions, predict
+from pipelines.evaluation.predict import predict
+from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import LogRange, bundle_scorer
 from pipelines.jobs.daily import RECORD, daily
 from ranking.artifacts import bundle, repository

@@ -18,7 +18,7 @@ from benchmarks.counters.boosting import LAMBDARANK, POINTWISE, boosted_scorers
 from benchmarks.counters.metrics import mean, measured, table
 from benchmarks.counters.runs import scored, trained
 from pipelines.config.config import Config, RankingLossConfig, load_config
-from pipelines.evaluation.predict import Predictions
+from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import run_scorers
 from ranking.metrics import UnitDraws
 

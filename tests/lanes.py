@@ -40,7 +40,7 @@ PROGRAM_MODULES = {
     "pipelines.bench.harness",
     "benchmarks.serving.overload",
     "pipelines.bench.server_process",
-    "pipelines.jobs.engines",
+    "pipelines.engines",
     "pipelines.jobs.demo",
     "pipelines.tuning.workers",
     "requirements.lock",

@@ -19,7 +19,7 @@ from benchmarks.counters.boosting import boosted_scorers
 from benchmarks.counters.metrics import by_day, mean, measured, table, without_derived
 from benchmarks.counters.runs import scored, trained
 from pipelines.config.config import load_config
-from pipelines.evaluation.predict import Predictions
+from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import run_scorers
 from ranking.metrics import UnitDraws
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipelines.config.config import Config
 from pipelines.evaluation.differences import bootstrap_metrics, metric_difference
-from pipelines.evaluation.predict import Predictions
+from pipelines.evaluation.predictions import Predictions
 from ranking.metrics import Array, UnitDraws
 
 METRICS = {"binary": ("auc", "gauc", "gauc_by_user_day", "logloss"), "regression": ("rmse",)}

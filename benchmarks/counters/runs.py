@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pipelines.config.config import Config
 from pipelines.data.splits import split_range
-from pipelines.evaluation.predict import Predictions, predict
+from pipelines.evaluation.predict import predict
+from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import Scorer
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder

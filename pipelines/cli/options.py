@@ -8,13 +8,17 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.cli.argument_types import fraction, store_address
+from pipelines.cli.argument_types import fraction, positive_int, store_address
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
 from ranking.artifacts.object_store import FORMS
 from ranking.errors import LeftOutError, UsageError
+
+if TYPE_CHECKING:
+    from pipelines.engines import Engine
 
 CONFIG = "path of the ranker.toml"
 RUN = "folder written by 'ranker train'"
@@ -83,6 +87,28 @@ def add_loop_folders(parser: argparse.ArgumentParser, *, required: bool) -> None
     parser.add_argument(
         "--feedback", type=Path, required=required, metavar="DIR", help="feedback; setting feedback_dir of the service"
     )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the engine that scores the files of a log."""
+    engines = parser.add_mutually_exclusive_group()
+    engines.add_argument(
+        "--workers", type=positive_int, metavar="N", help="score the files of the log in N processes (default: in one)"
+    )
+    engines.add_argument(
+        "--engine",
+        choices=["ray", "spark"],
+        help="score the files of the log on a cluster, whose workers see all folders under the same paths",
+    )
+
+
+def chosen_engine(arguments: argparse.Namespace) -> Engine | None:
+    """Return the engine that the arguments of ``add_engine`` choose; None for this process."""
+    from pipelines.engines import run_in_processes, run_with_ray, run_with_spark
+
+    if arguments.engine is not None:
+        return {"ray": run_with_ray, "spark": run_with_spark}[arguments.engine]
+    return None if arguments.workers is None else partial(run_in_processes, arguments.workers)
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +21,11 @@ from pipelines.cli.options import (
     RUN,
     add_counter_flag,
     add_embeddings,
+    add_engine,
     add_loop_folders,
     add_overrides,
     add_store,
+    chosen_engine,
     dump_json,
     require_complete,
 )
@@ -175,15 +176,7 @@ def add_commands(commands: CommandGroup) -> None:
         action="store_true",
         help="score although more than half of the feature columns have no value in any row",
     )
-    engines = score.add_mutually_exclusive_group()
-    engines.add_argument(
-        "--workers", type=positive_int, metavar="N", help="score the files of the log in N processes (default: in one)"
-    )
-    engines.add_argument(
-        "--engine",
-        choices=["ray", "spark"],
-        help="score the files of the log on a cluster, whose workers see all folders under the same paths",
-    )
+    add_engine(score)
 
 
 def _freeze_command(arguments: argparse.Namespace) -> None:
@@ -278,16 +271,14 @@ def _daily_command(arguments: argparse.Namespace) -> None:
 
 
 def _score_command(arguments: argparse.Namespace) -> None:
-    from pipelines.jobs import engines
     from pipelines.jobs.score import score_log, score_parts
     from ranking.artifacts import bundle
 
     where, options = (arguments.logs, arguments.out), {"allow_missing": arguments.allow_missing}
-    if arguments.workers is None and arguments.engine is None:
+    engine = chosen_engine(arguments)
+    if engine is None:
         counts = score_log(bundle.load(arguments.bundle), *where, arguments.tasks, **options)
     else:
-        runs = {"ray": engines.run_with_ray, "spark": engines.run_with_spark}
-        engine = runs.get(arguments.engine) or partial(engines.run_in_processes, arguments.workers)
         counts = score_parts(arguments.bundle, *where, engine, arguments.tasks, **options)
     print(dump_json({"out": str(arguments.out), **counts}))
 

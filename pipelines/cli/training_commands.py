@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.argument_types import location, positive_int, share
 from pipelines.cli.command_group import CommandGroup
-from pipelines.cli.options import CONFIG, JSON, RUN, add_bad_row_limit, add_overrides, bad_row_limit, dump_json
+from pipelines.cli.options import (
+    CONFIG,
+    JSON,
+    RUN,
+    add_bad_row_limit,
+    add_engine,
+    add_overrides,
+    bad_row_limit,
+    chosen_engine,
+    dump_json,
+)
 from ranking.errors import RankerError, UsageError
 
 if TYPE_CHECKING:
@@ -90,6 +100,7 @@ def add_commands(commands: CommandGroup) -> None:
         "configured slices",
     )
     _add_users(evaluate)
+    add_engine(evaluate)
     evaluate.add_argument(
         "--importance",
         action="store_true",
@@ -110,6 +121,7 @@ def add_commands(commands: CommandGroup) -> None:
         "bundle)",
     )
     _add_users(compare)
+    add_engine(compare)
     compare.add_argument("--json", action="store_true", help=JSON)
 
     report = commands.add("report", "write the report of a run as one self-contained HTML page", _report_command)
@@ -237,6 +249,7 @@ def _evaluate_command(arguments: argparse.Namespace) -> None:
         arguments.users,
         baselines=True,
         importance=arguments.importance,
+        engine=chosen_engine(arguments),
     )
     run = RunFolder(arguments.source)
     if arguments.logs is None and run.evaluation.exists():
@@ -261,7 +274,12 @@ def _compare_command(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation.sources import resolve_scorers
 
     comparison = compare(
-        resolve_scorers(arguments.a), resolve_scorers(arguments.b), arguments.logs, arguments.users, baselines=True
+        resolve_scorers(arguments.a),
+        resolve_scorers(arguments.b),
+        arguments.logs,
+        arguments.users,
+        baselines=True,
+        engine=chosen_engine(arguments),
     )
     comparison = {"a": str(arguments.a), "b": str(arguments.b), **comparison}
     print(dump_json(comparison) if arguments.json else format_comparison(comparison))

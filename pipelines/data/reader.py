@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from pipelines.config.config import LogsConfig
 from pipelines.config.uri import Uri, Uris, open_uri, redact_uri
 from pipelines.data.dated_table import feature_table
-from pipelines.data.dedup import DuplicateFilter
+from pipelines.data.dedup import DuplicateFilter, Hashes, hash_rows
 from pipelines.data.index import Chunk, IndexedChunk
 from pipelines.data.joined import JoinedColumns, JoinedFile
 from pipelines.data.log_schema import ColumnChecker, bad_row_reasons, required_columns
@@ -132,7 +132,12 @@ class LogReader:
         return [file for partition in self._partitions() for file in partition]
 
     def scan(
-        self, time_range: TimeRange = ALL_TIME, *, users: float = 1.0, drop_duplicates: bool = True
+        self,
+        time_range: TimeRange = ALL_TIME,
+        *,
+        users: float = 1.0,
+        drop_duplicates: bool = True,
+        earlier: Hashes | None = None,
     ) -> Iterator[ScannedChunk]:
         """Read, check and complete the rows of a time range in the order of the files.
 
@@ -143,6 +148,7 @@ class LogReader:
             users: share of the users whose rows are read, see ``in_share``.
             drop_duplicates: whether exact duplicates within a partition are dropped. Rows that a later location
                 replaces always are.
+            earlier: hashes of rows that occur before these files, in files of the same folder; see ``row_hashes``.
 
         Raises:
             LogError: a file cannot be read, or a column is missing or has the wrong type; names the file.
@@ -150,11 +156,11 @@ class LogReader:
         columns, time_range = self._column_checker(), time_range.before(self.until)
         for partition in self._partitions():
             seen = DuplicateFilter()  # exact duplicates have the same time and are therefore in the same partition
+            if earlier is not None:
+                seen.add(earlier)
             for file in partition:
                 for chunk, table, joined, first_row, name in self._read(file, columns, time_range):
-                    selected = self._positions_in_range(table, time_range)
-                    if users < 1:
-                        selected = selected[in_share(table[self._schema.columns.user].take(selected), users)]
+                    selected = self._select(table, time_range, users)
                     candidates = _take(table, selected)
                     superseded = self._replaced.find(file, candidates)
                     new = np.ones(len(selected), np.bool_)
@@ -167,6 +173,19 @@ class LogReader:
                     duplicates = int(np.count_nonzero(~new))
                     replaced = len(dropped) - duplicates
                     yield replace(scanned, duplicates=duplicates, replaced=replaced, name=name)
+
+    def row_hashes(self, time_range: TimeRange = ALL_TIME, *, users: float = 1.0) -> Hashes:
+        """Return the hashes of the rows that ``scan`` compares to find duplicates [rows].
+
+        Raises:
+            LogError: as for ``scan``.
+        """
+        checker, time_range = self._column_checker(), time_range.before(self.until)
+        hashes = [np.empty(0, np.uint64)]
+        for file in self._files.values():
+            for _, table, *_ in self._read(file, checker, time_range, joined=False):
+                hashes.append(hash_rows(_take(table, self._select(table, time_range, users))))
+        return np.concatenate(hashes)
 
     def with_schema(self, schema: Schema) -> LogReader:
         """Return a reader of the same files that checks rows against another schema."""
@@ -272,12 +291,18 @@ class LogReader:
         return list(folders.values())
 
     def _read(
-        self, file: LogFile, checker: ColumnChecker, time_range: TimeRange, columns: Collection[str] | None = None
+        self,
+        file: LogFile,
+        checker: ColumnChecker,
+        time_range: TimeRange,
+        columns: Collection[str] | None = None,
+        *,
+        joined: bool = True,
     ) -> Iterator[tuple[Chunk, pa.Table, pa.Table | None, int, str]]:
         """Yield the chunks of a file; skip row groups outside the time range.
 
-        Yields the chunk, its rows, their computed columns (none if only some ``columns`` are read), the position of the
-        first row, and the name of the chunk.
+        Yields the chunk, its rows, their computed columns (none if only some ``columns`` are read, or ``joined`` is
+        false), the position of the first row, and the name of the chunk.
         """
         try:
             with file.open() as parquet:
@@ -290,12 +315,12 @@ class LogReader:
                     with as_log_error(file.display_name):
                         rows = time_range.expression(time, parquet.schema.field(time).type)
                 digest, sizes = parquet.digest, parquet.row_group_sizes
-                with self._open_joined(file, parquet, needed=columns is None) as joined:
+                with self._open_joined(file, parquet, needed=joined and columns is None) as computed:
                     for group in parquet.row_groups_matching(rows):
                         start = 0
                         chunks = parquet.chunks(group, columns, None, threads=True)
                         for table, derived in zip(
-                            chunks, self._joined_chunks(joined, group, None, threads=True), strict=False
+                            chunks, self._joined_chunks(computed, group, None, threads=True), strict=False
                         ):
                             chunk = Chunk(file.name, digest, group, start, table.num_rows)
                             yield (
@@ -346,6 +371,13 @@ class LogReader:
             if len(table) and not holds_integers(table.ids):
                 text = f"the {owner}s table has text such as {table.ids[0].as_py()!r:.40}"
                 raise LogError(f"{file}: column '{name}' holds integers, but {text}: write the same ids in both")
+
+    def _select(self, table: pa.Table, time_range: TimeRange, users: float) -> npt.NDArray[np.int64]:
+        """Return the positions of the rows of a share of the users in a time range, and of those without a time."""
+        selected = self._positions_in_range(table, time_range)
+        if users < 1:
+            selected = selected[in_share(table[self._schema.columns.user].take(selected), users)]
+        return selected
 
     def _positions_in_range(self, table: pa.Table, time_range: TimeRange) -> npt.NDArray[np.int64]:
         """Return the positions of the rows in a time range and of those without a time."""

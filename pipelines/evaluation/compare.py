@@ -12,10 +12,13 @@ import numpy as np
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
 from pipelines.console import print_status
+from pipelines.engines import Engine
 from pipelines.evaluation.baselines.fit import Baselines, fit_baselines
 from pipelines.evaluation.baselines.measure import measure_baselines
 from pipelines.evaluation.differences import bootstrap_metrics, metric_difference
-from pipelines.evaluation.predict import MAX_ROWS_PER_FILE, PredictBaselines, Predictions, predict
+from pipelines.evaluation.predict import predict
+from pipelines.evaluation.predictions import Predictions, with_file_numbers
+from pipelines.evaluation.scored_rows import PredictBaselines
 from pipelines.evaluation.sources import Scorer
 from pipelines.runs.single_task import merge_baselines
 from ranking.errors import LogError, UsageError
@@ -34,6 +37,7 @@ def compare(
     users: float | None = None,
     *,
     baselines: bool = False,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Compute the metrics of A and B on the rows that both can use, with the evaluation settings of A.
 
@@ -43,6 +47,7 @@ def compare(
         logs: a log to use as a whole; default: the test split of A, or of B if A is a bundle.
         users: share of the users to evaluate; default: that of both models' settings.
         baselines: whether to compare both with the baselines that A configures (B if A is a bundle).
+        engine: scores the files of the log, see ``predict``.
 
     Returns:
         ``rows``, ``users`` (share of the users), ``intervals`` (the units that were drawn), ``ndcg_at`` and ``tasks``.
@@ -79,7 +84,7 @@ def compare(
                 fitted = {owner.name: fitted.get(owner.name) or fit_baselines(owner)}
             predictions = {
                 model.name: predictions.get(model.name)
-                or predict(model, log_range, baselines=_predict_baselines(fitted.get(model.name)))
+                or predict(model, log_range, (), _predict_baselines(fitted.get(model.name)), engine)
                 for model in (model_a, model_b)
             }  # only the current pair is kept, to bound the memory
             aligned = _align(predictions[model_a.name], predictions[model_b.name])
@@ -127,8 +132,7 @@ def _shared_tasks(a: Sequence[Scorer], b: Sequence[Scorer]) -> list[str]:
 def _align(a: Predictions, b: Predictions) -> tuple[Predictions, Predictions]:
     """Return the rows that A and B share, in the same order, with the users, days and requests of A."""
     file_index = {file: i for i, file in enumerate((*a.files, *(f for f in b.files if f not in a.files)))}
-    files_b = np.array([file_index[file] for file in b.files])[b.positions // MAX_ROWS_PER_FILE]
-    positions_b = files_b * MAX_ROWS_PER_FILE + b.positions % MAX_ROWS_PER_FILE
+    positions_b = with_file_numbers(b.positions, np.array([file_index[file] for file in b.files]))
     positions, rows_a, rows_b = np.intersect1d(a.positions, positions_b, assume_unique=True, return_indices=True)
     if not len(positions):
         raise LogError("A and B have no usable row in common")

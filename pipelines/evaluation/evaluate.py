@@ -9,12 +9,14 @@ from typing import Any
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
 from pipelines.data.parquet import find_log_files
+from pipelines.engines import Engine
 from pipelines.evaluation.baselines.fit import Baselines, fit_baselines
 from pipelines.evaluation.baselines.measure import measure_baselines
 from pipelines.evaluation.differences import UPWARD_BIASED, bootstrap_metrics
 from pipelines.evaluation.gates import gate_metrics
 from pipelines.evaluation.importance.measure import measure_importance
-from pipelines.evaluation.predict import Predictions, predict
+from pipelines.evaluation.predict import predict
+from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.slices import ABSENT
 from pipelines.evaluation.sources import Scorer
 from pipelines.runs import single_task
@@ -26,7 +28,6 @@ from ranking.metrics import (
     interval,
     interval_units,
 )
-from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
 
 AT_MOST_ONE = ("auc", "gauc", "gauc_by_user_day", "ndcg", "r2")
@@ -43,10 +44,12 @@ def evaluate_all(
     *,
     baselines: bool = False,
     importance: bool = False,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Evaluate one model, or several single-task models as if they were one model; see ``evaluate``."""
     evaluations = [
-        evaluate(source, logs, slices, users, baselines=baselines, importance=importance) for source in sources
+        evaluate(source, logs, slices, users, baselines=baselines, importance=importance, engine=engine)
+        for source in sources
     ]
     return evaluations[0] if len(evaluations) == 1 else single_task.merge_evaluations(evaluations)
 
@@ -59,6 +62,7 @@ def evaluate(
     *,
     baselines: bool = False,
     importance: bool = False,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Return the content of ``evaluation.json``: ``evaluate_predictions`` plus the gate metrics under ``gates``.
 
@@ -72,6 +76,7 @@ def evaluate(
         users: share of the users that replaces that of the model's settings.
         baselines: whether to fit the configured baselines on the training split and compare the model with them.
         importance: whether to measure the permutation importance of the features.
+        engine: scores the files of the log, see ``predict``.
 
     Raises:
         LogError: the log cannot be used, or it contains no row to evaluate.
@@ -83,20 +88,19 @@ def evaluate(
     for name in settings.slices:
         if name not in schema.sliceable:
             raise UsageError(f"{source.name} has no slice '{name}': choose from {', '.join(schema.sliceable)}")
-    statistics = GateStatistics(schema.tasks, source.num_experts)
     if users is not None:
         settings = settings.model_copy(update={"users": users})
     log_range = replace(source.log_range(logs), users=settings.users)
     find_log_files(log_range.path)  # a wrong path is reported before the baselines are fitted
     fitted = fit_baselines(source) if baselines else None
     predict_baselines = fitted.predict if isinstance(fitted, Baselines) else None
-    predictions = predict(source, log_range, settings.slices, statistics, predict_baselines)
+    predictions = predict(source, log_range, settings.slices, predict_baselines, engine)
     evaluation = evaluate_predictions(predictions, settings)
     if fitted is not None:
         draws = UnitDraws(predictions.units, settings.bootstrap)
         evaluation["baselines"] = measure_baselines(predictions, fitted, draws, settings)
     try:
-        gates = None if source.selection is None else gate_metrics(statistics, source.selection)
+        gates = None if source.selection is None else gate_metrics(predictions.gates, source.selection)
     except KeyError as error:
         raise LogError(
             f"{source.name}: selection.json has no key {error}: another version wrote the run; train again"

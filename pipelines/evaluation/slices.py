@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,9 @@ class Slice(Protocol):
             table: the rows with all feature columns.
             inputs: the same rows, encoded.
         """
+
+    def extend(self, other: Self) -> None:
+        """Append the rows of another slice of the same name."""
 
     def groups(self) -> dict[str, IdArray]:
         """Return the row indices of each value; "other" holds the less frequent values and "missing" the nulls."""
@@ -95,6 +98,10 @@ class _CategoricalSlice:
         indices = encoded.indices.fill_null(len(codes)).to_numpy(zero_copy_only=False)
         self._parts.append(np.array([*codes, -1], np.int32)[indices])
 
+    def extend(self, other: Self) -> None:
+        codes = [self._codes.setdefault(value, len(self._codes)) for value in other._codes]
+        self._parts += [np.array([*codes, -1], np.int32)[part] for part in other._parts]
+
     def groups(self) -> dict[str, IdArray]:
         codes = np.concatenate(self._parts)
         values = list(self._codes)
@@ -121,6 +128,9 @@ class _NumericSlice:
     def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002
         column = table[self._column].combine_chunks().cast(pa.float64(), safe=False)
         self._parts.append(column.to_numpy(zero_copy_only=False).astype(np.float32))
+
+    def extend(self, other: Self) -> None:
+        self._parts += other._parts
 
     def groups(self) -> dict[str, IdArray]:
         numbers = np.concatenate(self._parts)
@@ -156,6 +166,9 @@ class _NoveltySlice:
 
     def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002
         self._parts.append(inputs.ids[:, self._feature].astype(np.int32))
+
+    def extend(self, other: Self) -> None:
+        self._parts += other._parts
 
     def groups(self) -> dict[str, IdArray]:
         ids = np.concatenate(self._parts)

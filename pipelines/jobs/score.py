@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,13 +14,11 @@ import torch
 
 from pipelines.config.uri import Uri
 from pipelines.console import Progress
+from pipelines.engines import Engine
 from pipelines.jobs.log_scorer import LogScorer, ScoredRows
 from ranking.artifacts import bundle
 from ranking.artifacts.atomic_files import atomic_directory, check_creatable, check_writable, write_errors
 from ranking.frozen.ranker import FrozenRanker
-
-Engine = Callable[[Callable[["Part"], ScoredRows], Sequence["Part"]], Iterable[ScoredRows]]
-"""Function that calls a function for each part of a log, in any order, and yields the results; see ``engines``."""
 
 
 class Part(NamedTuple):

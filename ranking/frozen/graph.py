@@ -121,9 +121,14 @@ class FrozenGraph:
             x = torch.addmm(bias, x, weight).relu_()
         return x
 
-    def _mix(self, experts: Mapping[int, Tensor], factors: Mapping[int, float | Tensor]) -> Tensor:
-        parts = [experts[e] * factor for e, factor in factors.items()]
-        return torch.cat(parts, 1) if self.selection.reading == "side_by_side" else torch.stack(parts).sum(0)
+    def _mix(self, experts: Mapping[int, Tensor], factors: Mapping[int, Tensor]) -> Tensor:
+        if self.selection.reading == "side_by_side":
+            return torch.cat([experts[e] * factor for e, factor in factors.items()], 1)
+        (first, factor), *others = factors.items()
+        mixed = experts[first] * factor
+        for expert, factor in others:
+            mixed.addcmul_(experts[expert], factor)
+        return mixed
 
     def _gate_weights(self, x: Tensor) -> Tensor:
         assert self._gate is not None
@@ -159,9 +164,9 @@ class FrozenGraph:
         return gate.double().eval().requires_grad_(False)
 
 
-def _factors(weights: Mapping[str, Tensor], selection: Selection, task: str) -> dict[int, float | Tensor]:
+def _factors(weights: Mapping[str, Tensor], selection: Selection, task: str) -> dict[int, Tensor]:
     factors = factors_of(weights, selection, task).items()
-    return {e: factor if isinstance(factor, float) else factor.double() for e, factor in factors}
+    return {e: torch.as_tensor(factor, dtype=torch.float64) for e, factor in factors}
 
 
 def _layers(weights: Mapping[str, Tensor], name: str) -> list[Layer]:

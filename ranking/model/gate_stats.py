@@ -61,6 +61,16 @@ class GateStatistics:
         else:
             self._counts += torch.einsum("ct,tn->tcn", classes.sum(1), p[0])
 
+    def extend(self, other: GateStatistics) -> None:
+        """Add the rows of other statistics of the same gate."""
+        self._rows += other._rows
+        self._weights += other._weights
+        self._entropy += other._entropy
+        self._used += other._used
+        self._union += other._union
+        self._jaccard += other._jaccard
+        self._counts += other._counts
+
     @property
     def mean_weights(self) -> Tensor:
         """Mean weight of each expert for each task [tasks, experts]."""

@@ -198,8 +198,7 @@ def _first_weights(graph: FrozenGraph, task: str) -> dict[int, Tensor]:
     side_by_side = graph.selection.reading == "side_by_side"
     blocks = weight.chunk(len(factors)) if side_by_side else [weight] * len(factors)
     return {
-        expert: torch.as_tensor(factor).reshape(-1, 1) * block
-        for (expert, factor), block in zip(factors.items(), blocks, strict=True)
+        expert: factor.reshape(-1, 1) * block for (expert, factor), block in zip(factors.items(), blocks, strict=True)
     }
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ranking.encoding.batch import Float32
 from ranking.schema import Task
+
+if TYPE_CHECKING:
+    import lightgbm
 
 MAX_IDS = 1_000
 """Ids above which a categorical column is left out, because trees overfit it."""
@@ -44,10 +48,9 @@ def fit_boosting(
 
     parameters = {**PARAMETERS, "objective": OBJECTIVES[task.kind]}
     dataset = lightgbm.Dataset(matrix, labels, weight=weights, categorical_feature=list(categorical), params=parameters)
-    model = lightgbm.train(parameters, dataset, ROUNDS)
+    return partial(_predict, lightgbm.train(parameters, dataset, ROUNDS))
 
-    def predict(rows: Float32) -> Float32:
-        values: Float32 = model.predict(rows).astype("float32")
-        return values
 
-    return predict
+def _predict(model: lightgbm.Booster, rows: Float32) -> Float32:
+    values: Float32 = model.predict(rows).astype("float32")
+    return values

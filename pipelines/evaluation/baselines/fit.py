@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +27,17 @@ from ranking.errors import LogError
 from ranking.metrics import Array, Ids
 from ranking.schema import Task
 
+if TYPE_CHECKING:
+    from scipy import sparse
+
+    from pipelines.evaluation.baselines.linear import LinearColumns
+
 SAMPLE_ROWS = 100_000
 """Maximum number of training rows that the linear model and LightGBM are fitted on, which bounds memory and time."""
 INSTALL_LIGHTGBM = "lightgbm is not installed: pip install 'dselect-ranker[baselines]'"
 
 FromFeatures = Callable[[EncodedBatch], Float32]
-"""Predicts probabilities or numbers [rows] from encoded features."""
+"""Predicts probabilities or numbers [rows] from encoded features. It can be pickled, for workers."""
 
 
 @dataclass
@@ -147,7 +154,7 @@ def _fit_linear(baselines: Baselines, source: Scorer, sample: LabeledBatch) -> N
     for i, task in enumerate(baselines.tasks):
         if (chosen := _learnable_rows(baselines, "linear", i, sample)) is not None:
             model = fit_linear(task, matrix[chosen], sample.labels[chosen, i], sample.weights[chosen])
-            baselines.models["linear", task.name] = lambda inputs, model=model: model(columns.matrix(inputs))  # type: ignore[misc]
+            baselines.models["linear", task.name] = partial(_predict_linear, model, columns)
 
 
 def _fit_lightgbm(baselines: Baselines, source: Scorer, sample: LabeledBatch) -> None:
@@ -169,9 +176,19 @@ def _fit_lightgbm(baselines: Baselines, source: Scorer, sample: LabeledBatch) ->
         if (chosen := _learnable_rows(baselines, "lightgbm", i, sample)) is not None:
             labels, weights = sample.labels[chosen, i], sample.weights[chosen]
             model = fit_boosting(task, matrix[chosen], categorical, labels, weights)
-            baselines.models["lightgbm", task.name] = lambda inputs, model=model: model(  # type: ignore[misc]
-                columns.matrix(inputs)[:, kept]
-            )
+            baselines.models["lightgbm", task.name] = partial(_predict_boosting, model, columns, kept)
+
+
+def _predict_linear(
+    model: Callable[[sparse.csr_matrix], Float32], columns: LinearColumns, inputs: EncodedBatch
+) -> Float32:
+    return model(columns.matrix(inputs))
+
+
+def _predict_boosting(
+    model: Callable[[Float32], Float32], columns: TreeColumns, kept: list[int], inputs: EncodedBatch
+) -> Float32:
+    return model(columns.matrix(inputs)[:, kept])
 
 
 def _learnable_rows(baselines: Baselines, name: str, task: int, sample: LabeledBatch) -> Ids | None:

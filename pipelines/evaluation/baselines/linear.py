@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
@@ -12,6 +14,9 @@ from ranking.encoding.batch import EncodedBatch, Float32
 from ranking.encoding.encoder import Encoder
 from ranking.metrics import Array
 from ranking.schema import Task
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression, Ridge
 
 MAX_ITERATIONS = 50
 """Iterations of the solver, which bound the time; more gain some tasks of KuaiRand and cost others."""
@@ -75,7 +80,17 @@ def fit_linear(
         if task.kind == "binary":
             classifier = LogisticRegression(C=INVERSE_PENALTY, max_iter=MAX_ITERATIONS)
             classifier.fit(matrix, labels, weights)
-            return lambda rows: classifier.predict_proba(rows)[:, 1].astype(np.float32)
+            return partial(_predict_probability, classifier)
         ridge = Ridge(alpha=RIDGE_PENALTY, solver="sparse_cg", max_iter=MAX_ITERATIONS)
         ridge.fit(matrix, labels, weights)
-    return lambda rows: ridge.predict(rows).astype(np.float32)
+    return partial(_predict_number, ridge)
+
+
+def _predict_probability(classifier: LogisticRegression, rows: sparse.csr_matrix) -> Float32:
+    probabilities: Float32 = classifier.predict_proba(rows)[:, 1].astype(np.float32)
+    return probabilities
+
+
+def _predict_number(ridge: Ridge, rows: sparse.csr_matrix) -> Float32:
+    numbers: Float32 = ridge.predict(rows).astype(np.float32)
+    return numbers

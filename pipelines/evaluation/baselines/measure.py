@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation.baselines.fit import Baselines
 from pipelines.evaluation.differences import bootstrap_metrics, metric_difference
-from pipelines.evaluation.predict import Predictions
+from pipelines.evaluation.predictions import Predictions
 from ranking.metrics import UnitDraws, interval_units
 from ranking.schema import Task
 

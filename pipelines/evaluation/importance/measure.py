@@ -11,7 +11,7 @@ import torch
 from pipelines.console import Progress
 from pipelines.evaluation.importance.sample import EncodedSample, donor_rows, sample_rows
 from pipelines.evaluation.importance.subjects import Level, Subject, subjects_of
-from pipelines.evaluation.predict import Predictions
+from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import LogRange, Scorer
 from ranking.encoding.batch import EncodedBatch, Float32
 from ranking.metrics import Array, UnitDraws, auc_draws, interval, interval_units, regression_measures

@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.evaluation.importance.subjects import Level, Subject
-from pipelines.evaluation.predict import MAX_ROWS_PER_FILE
+from pipelines.evaluation.predictions import MAX_ROWS_PER_FILE
 from pipelines.evaluation.sources import LogRange, Scorer
 from ranking.encoding.batch import EncodedBatch, Int64
 from ranking.encoding.encoder import Encoder

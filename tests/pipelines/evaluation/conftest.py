@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from pipelines.evaluation.predict import Predictions
+from pipelines.evaluation.predictions import Predictions
 from ranking.frozen.calibration import Calibration
+from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
 
 MakePredictions = Callable[..., Predictions]
@@ -49,6 +50,7 @@ def make_predictions() -> MakePredictions:
             (),
             files,
             np.array(range(rows) if positions is None else positions, np.int64),
+            GateStatistics(tasks, num_experts=1),
         )
 
     return make

@@ -19,7 +19,8 @@ import ranking
 from pipelines.cli.main import main
 from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation.evaluate import evaluate, evaluate_all, evaluate_predictions
-from pipelines.evaluation.predict import Predictions, predict
+from pipelines.evaluation.predict import predict
+from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import LogRange, bundle_scorer, run_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train

@@ -11,7 +11,7 @@ import pytest
 from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation.evaluate import evaluate_predictions
 from pipelines.evaluation.format import describe_intervals, format_comparison, format_evaluation
-from pipelines.evaluation.predict import Predictions
+from pipelines.evaluation.predictions import Predictions
 from pipelines.runs.run import RunFolder
 from ranking.frozen.calibration import Calibration, Platt
 from ranking.schema import Task

@@ -14,7 +14,7 @@ import pytest
 
 import ranking
 from pipelines.data.parquet import CHUNK_ROWS
-from pipelines.jobs.engines import run_in_processes
+from pipelines.engines import run_in_processes
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.log_scorer import ScoredRows
 from pipelines.jobs.score import Engine, Part, score_log, score_parts

@@ -1,4 +1,4 @@
-"""Engines that call a function for many tasks: processes of this machine, Ray and Spark."""
+"""Engines that call a function for many tasks, such as the files of a log: processes of this machine, Ray and Spark."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import active_children, get_context
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ranking.errors import RankerError, single_line
 
@@ -20,6 +20,13 @@ CONNECT_SECONDS = 10.0
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+
+class Engine(Protocol):
+    """Calls a function for many tasks."""
+
+    def __call__(self, function: Callable[[Task], Result], tasks: Sequence[Task], /) -> Iterable[Result]:
+        """Call a function of a module for each task; tasks and results can be pickled, and results have any order."""
 
 
 def run_in_processes(workers: int, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:

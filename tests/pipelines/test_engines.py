@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,12 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import ranking
-from pipelines.jobs.engines import run_in_processes
+from pipelines.engines import run_in_processes
+from pipelines.runs.run import RunFolder
 from ranking.errors import LogError, RankerError
 from tests.support.command import ranker
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv" / "engines" / "bin" / "python"
 
 
@@ -78,8 +80,13 @@ def test_missing_engine_is_reported(engine: str, bundle: Path, logs: Path, tmp_p
 
 
 def score(engine: str, bundle: Path, log: Path, out: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `ranker score --engine` in an environment with Ray and Spark."""
-    command = [PYTHON, "-m", "pipelines.cli", "score", bundle, "--logs", log, "--engine", engine, "--out", out]
+    """Run `ranker score --engine`."""
+    return with_engines("score", bundle, "--logs", log, "--engine", engine, "--out", out, **variables)
+
+
+def with_engines(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `ranker` in an environment with Ray and Spark."""
+    command = [PYTHON, "-m", "pipelines.cli", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MASTER": "local[2]"} | variables
     return subprocess.run(
         list(map(str, command)), env=environment, cwd=ROOT, capture_output=True, text=True, check=False
@@ -96,6 +103,18 @@ def test_engine_gives_the_scores_of_one_process(engine: str, bundle: Path, logs:
     assert result.returncode == 0, result.stderr
     ranker("score", bundle, "--logs", logs / "log", "--out", tmp_path / "scores.parquet")
     assert pq.read_table(tmp_path / "scores").equals(pq.read_table(tmp_path / "scores.parquet"))
+
+
+@pytest.mark.nightly(
+    short="tests/pipelines/evaluation/test_parts.py::test_evaluate_with_workers_prints_the_measures_of_one_process"
+)
+@pytest.mark.parametrize("engine", ["ray", "spark"])
+def test_engine_gives_the_measures_of_one_process(engine: str, run: RunFolder) -> None:
+    """Of a run with counters and baselines, on its test split."""
+    code, expected, _ = ranker("evaluate", run.path, "--json")
+    result = with_engines("evaluate", run.path, "--json", "--engine", engine)
+    assert result.returncode == code == 0, result.stderr
+    assert json.loads(result.stdout) == json.loads(expected)
 
 
 @pytest.mark.nightly(short="test_error_in_a_process_keeps_its_message")

@@ -1,0 +1,151 @@
+"""Score rows of a log with a model, batch by batch, and collect what the metrics need of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from pipelines.data.dedup import Hashes
+from pipelines.data.reader import LogReader, as_log_error
+from pipelines.data.splits import TimeRange, local_days
+from pipelines.evaluation.predictions import MAX_ROWS_PER_FILE, with_file_numbers
+from pipelines.evaluation.slices import Slice, make_slice, simulates_absence, without_row
+from pipelines.evaluation.sources import LogRange, Scorer
+from pipelines.inspection.profile import first_bad_row
+from pipelines.training.labeled_batch import LabeledBatch
+from ranking.encoding.batch import Float32
+from ranking.encoding.vocabulary import hash_column
+from ranking.metrics import Ids
+from ranking.model.gate_stats import GateStatistics
+from ranking.schema import ID_OWNERS, Owner
+
+PredictBaselines = Callable[[pa.Table, LabeledBatch], Float32]
+"""Predicts probabilities or numbers [rows, baselines, tasks] from rows of a log and the same rows encoded."""
+
+LISTS = ("gates", "labels", "outputs", "users", "days", "requests", "baselines")
+"""Attributes of ``ScoredRows`` that are lists with an entry per chunk; ``positions`` is another one."""
+
+
+@dataclass
+class ScoredRows:
+    """Rows with their labels and outputs, chunk by chunk; see ``Predictions``.
+
+    Attributes:
+        files: index of each file by its name in messages.
+        first_bad: position of the first bad row, for messages; None without bad rows.
+        training_rows: number of rows from the time of the training data.
+        validation_rows: number of rows from the time of the training or validation data.
+    """
+
+    slices: tuple[Slice, ...]
+    gates: list[GateStatistics] = field(default_factory=list)
+    labels: list[Float32] = field(default_factory=list)
+    outputs: list[Float32] = field(default_factory=list)
+    users: list[Ids] = field(default_factory=list)
+    days: list[Ids] = field(default_factory=list)
+    requests: list[Ids] = field(default_factory=list)
+    positions: list[Ids] = field(default_factory=list)
+    baselines: list[Float32] = field(default_factory=list)
+    without_row: dict[Owner, list[Float32]] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    bad_rows: Counter[str] = field(default_factory=Counter)
+    first_bad: str | None = None
+    training_rows: int = 0
+    validation_rows: int = 0
+
+    @classmethod
+    def empty(cls, source: Scorer, slices: Sequence[str]) -> ScoredRows:
+        """Return no rows of a model, with these slices."""
+        schema = source.schema
+        simulated = any(simulates_absence(name, schema) for name in slices)
+        return cls(
+            tuple(make_slice(name, source.encoder) for name in slices if not simulates_absence(name, schema)),
+            without_row={o: [] for o in ID_OWNERS if simulated and schema.columns_of(o)},
+        )
+
+    def extend(self, other: ScoredRows) -> None:
+        """Append the rows of a later part of the log."""
+        numbers = np.array([self.files.setdefault(name, len(self.files)) for name in other.files], np.int64)
+        self.positions += [with_file_numbers(positions, numbers) for positions in other.positions]
+        for name in LISTS:
+            getattr(self, name).extend(getattr(other, name))
+        for owner, parts in self.without_row.items():
+            parts += other.without_row[owner]
+        for row_slice, others in zip(self.slices, other.slices, strict=True):
+            row_slice.extend(others)
+        self.bad_rows += other.bad_rows
+        self.first_bad = self.first_bad or other.first_bad
+        self.training_rows += other.training_rows
+        self.validation_rows += other.validation_rows
+
+
+@torch.no_grad()
+def score_rows(
+    source: Scorer,
+    reader: LogReader,
+    log_range: LogRange,
+    slices: Sequence[str],
+    baselines: PredictBaselines | None,
+    earlier: Hashes | None = None,
+) -> ScoredRows:
+    """Score the rows of a log batch by batch.
+
+    Args:
+        source: the model.
+        reader: the log.
+        log_range: the rows to score; its path is that of the reader.
+        slices: slice names, each in ``Schema.sliceable``.
+        baselines: predictions of the baselines, which are added to those of the model.
+        earlier: hashes of rows that occur before those of the reader, see ``LogReader.scan``.
+
+    Raises:
+        LogError: the log cannot be used.
+    """
+    schema, columns = source.schema, source.schema.columns
+    rows = ScoredRows.empty(source, slices)
+    for chunk in reader.scan(log_range.time_range, users=log_range.users, earlier=earlier):
+        file = rows.files.setdefault(chunk.file, len(rows.files))
+        rows.bad_rows.update(chunk.bad["reason"].to_pylist())
+        rows.first_bad = rows.first_bad or first_bad_row(chunk.bad)
+        if not chunk.rows.num_rows:
+            continue
+        with as_log_error(chunk.file):
+            batch = LabeledBatch.from_table(chunk.rows, source.encoder)
+        outputs, weights = source.forward(batch.inputs)
+        gates = GateStatistics(schema.tasks, source.num_experts)
+        gates.add(weights, torch.from_numpy(batch.labels))
+        rows.gates.append(gates)
+        rows.labels.append(batch.labels)
+        rows.outputs.append(outputs.float().numpy())
+        for owner, parts in rows.without_row.items():
+            inputs = source.encoder.encode(without_row(chunk.rows, schema, owner))
+            parts.append(source.forward(inputs)[0].float().numpy())
+        if baselines is not None:
+            rows.baselines.append(baselines(chunk.rows, batch))
+        rows.users.append(batch.users)
+        rows.days.append(local_days(chunk.rows[columns.time]).cast(pa.int32()).to_numpy().astype(np.int64))
+        rows.positions.append(file * MAX_ROWS_PER_FILE + chunk.positions)
+        if columns.request is not None:
+            rows.requests.append(hash_column(chunk.rows[columns.request].combine_chunks()))
+        for row_slice in rows.slices:
+            row_slice.add(chunk.rows, batch.inputs)
+        if source.trained_until is not None:
+            times = chunk.rows.select([columns.time])
+            rows.training_rows += _rows_before(source.trained_until, times)
+            if source.validated_until is not None:
+                rows.validation_rows += _rows_before(source.validated_until, times)
+    return rows
+
+
+def _rows_before(until: datetime, times: pa.Table) -> int:
+    """Return the number of rows of a table with one column of times that are earlier than a time."""
+    (column,) = times.schema
+    if getattr(column.type, "tz", None) is None:  # another log than that of the training
+        until = until.replace(tzinfo=None)
+    return int(TimeRange(until=until).select(times, column.name).num_rows)
