@@ -20,6 +20,7 @@ from pipelines.evaluation.predict import predict
 from pipelines.evaluation.predictions import Predictions, with_file_numbers
 from pipelines.evaluation.scored_rows import PredictBaselines
 from pipelines.evaluation.sources import Scorer
+from pipelines.evaluation.threads import thread_pool
 from pipelines.runs.single_task import merge_baselines
 from ranking.errors import LogError, UsageError
 from ranking.metrics import UnitDraws, interval_units
@@ -148,23 +149,28 @@ def _compare_tasks(
     names: list[str], a: Predictions, b: Predictions, draws: UnitDraws, settings: EvaluationConfig
 ) -> dict[str, Any]:
     """Compare aligned predictions under the same bootstrap draws."""
-    results = {}
-    for name in names:
-        i, j = (next(t for t, task in enumerate(model.tasks) if task.name == name) for model in (a, b))
-        has_label = a.has_label(i) & b.has_label(j)
-        if not has_label.any():
-            results[name] = {"rows": 0, "measures": {}}
-            continue
-        task: Task = a.tasks[i]
-        rows_a, rows_b = (model.task_rows(t, draws, has_label) for model, t in ((a, i), (b, j)))
-        metrics_a, metrics_b = (bootstrap_metrics(task, rows, draws, settings) for rows in (rows_a, rows_b))
-        units = interval_units(rows_a, binary=task.kind == "binary")
-        metrics = {
-            metric: metric_difference(metric, values, metrics_b[metric], units) for metric, values in metrics_a.items()
-        }
-        results[name] = {"rows": int(has_label.sum()), "measures": metrics}
-        if task.kind == "binary":
-            results[name]["positives"] = int(rows_a.labels.sum())
-        else:
-            results[name]["label_deviation"] = float(rows_a.labels.std())
-    return results
+    with thread_pool() as pool:
+        tasks = {name: pool.submit(_compare_task, name, a, b, draws, settings) for name in names}
+    return {name: task.result() for name, task in tasks.items()}
+
+
+def _compare_task(
+    name: str, a: Predictions, b: Predictions, draws: UnitDraws, settings: EvaluationConfig
+) -> dict[str, Any]:
+    i, j = (next(t for t, task in enumerate(model.tasks) if task.name == name) for model in (a, b))
+    has_label = a.has_label(i) & b.has_label(j)
+    if not has_label.any():
+        return {"rows": 0, "measures": {}}
+    task: Task = a.tasks[i]
+    rows_a, rows_b = (model.task_rows(t, draws, has_label) for model, t in ((a, i), (b, j)))
+    metrics_a, metrics_b = (bootstrap_metrics(task, rows, draws, settings) for rows in (rows_a, rows_b))
+    units = interval_units(rows_a, binary=task.kind == "binary")
+    metrics = {
+        metric: metric_difference(metric, values, metrics_b[metric], units) for metric, values in metrics_a.items()
+    }
+    result: dict[str, Any] = {"rows": int(has_label.sum()), "measures": metrics}
+    if task.kind == "binary":
+        result["positives"] = int(rows_a.labels.sum())
+    else:
+        result["label_deviation"] = float(rows_a.labels.std())
+    return result

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
 from pipelines.data.parquet import find_log_files
@@ -19,6 +22,7 @@ from pipelines.evaluation.predict import predict
 from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.slices import ABSENT
 from pipelines.evaluation.sources import Scorer
+from pipelines.evaluation.threads import results_of, thread_pool
 from pipelines.runs import single_task
 from ranking.errors import LogError, UsageError
 from ranking.metrics import (
@@ -29,6 +33,9 @@ from ranking.metrics import (
     interval_units,
 )
 from ranking.schema import Task
+
+Rows = npt.NDArray[np.generic]
+"""Mask or indices of rows."""
 
 AT_MOST_ONE = ("auc", "gauc", "gauc_by_user_day", "ndcg", "r2")
 """Metrics that cannot exceed 1."""
@@ -129,24 +136,29 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
     }
     if absent:
         slices[ABSENT] = {owner: {"rows": len(predictions), "tasks": {}} for owner in absent}
-    for i, task in enumerate(predictions.tasks):
-        has_label = predictions.has_label(i)
-        task_rows = predictions.task_rows(i, draws, has_label)
-        tasks[task.name] = compute_metrics(task, task_rows, draws, settings)
-        if task.kind == "binary" and len(task_rows):
-            curves[task.name] = calibration_curve(task_rows, draws)
-        if task.name in predictions.calibration.tasks:
-            raw_rows = predictions.task_rows(i, draws, has_label, calibrated=False)
-            uncalibrated[task.name] = compute_metrics(task, raw_rows, draws, settings)
-            uncalibrated_curves[task.name] = calibration_curve(raw_rows, draws)
-        for name, values in groups.items():
-            for value, rows in values.items():
-                slice_rows = predictions.task_rows(i, draws, rows[has_label[rows]])
-                slices[name][value]["tasks"][task.name] = compute_metrics(task, slice_rows, draws, settings)
-        for owner, without in absent.items():
-            without_rows = without.task_rows(i, draws, has_label)
-            slices[ABSENT][owner]["tasks"][task.name] = compute_metrics(task, without_rows, draws, settings)
-    return {
+
+    def metrics(i: int, rows: Rows, of: Predictions = predictions, *, calibrated: bool = True) -> dict[str, Any]:
+        task_rows = of.task_rows(i, draws, rows, calibrated=calibrated)
+        return compute_metrics(of.tasks[i], task_rows, draws, settings)
+
+    def curve(i: int, rows: Rows, *, calibrated: bool = True) -> list[dict[str, Any]]:
+        return calibration_curve(predictions.task_rows(i, draws, rows, calibrated=calibrated), draws)
+
+    with thread_pool() as pool:
+        for i, task in enumerate(predictions.tasks):
+            has_label = predictions.has_label(i)
+            tasks[task.name] = pool.submit(metrics, i, has_label)
+            if task.kind == "binary" and has_label.any():
+                curves[task.name] = pool.submit(curve, i, has_label)
+            if task.name in predictions.calibration.tasks:
+                uncalibrated[task.name] = pool.submit(metrics, i, has_label, calibrated=False)
+                uncalibrated_curves[task.name] = pool.submit(curve, i, has_label, calibrated=False)
+            for name, values in groups.items():
+                for value, rows in values.items():
+                    slices[name][value]["tasks"][task.name] = pool.submit(metrics, i, rows[has_label[rows]])
+            for owner, without in absent.items():
+                slices[ABSENT][owner]["tasks"][task.name] = pool.submit(metrics, i, has_label, without)
+    evaluation = {
         "rows": len(predictions),
         "users": settings.users,
         "bad_rows": dict(predictions.bad_rows),
@@ -157,6 +169,7 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
         "slices": slices,
         **({"uncalibrated": uncalibrated, "uncalibrated_curves": uncalibrated_curves} if uncalibrated else {}),
     }
+    return {key: results_of(value) for key, value in evaluation.items()}
 
 
 def compute_metrics(task: Task, rows: LabeledScores, draws: UnitDraws, settings: EvaluationConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation.baselines.fit import Baselines
 from pipelines.evaluation.differences import bootstrap_metrics, metric_difference
 from pipelines.evaluation.predictions import Predictions
+from pipelines.evaluation.threads import results_of, thread_pool
 from ranking.metrics import UnitDraws, interval_units
 from ranking.schema import Task
 
@@ -42,12 +43,13 @@ def measure_baselines(
     if isinstance(baselines, str):
         return {"omitted": baselines}
     positions = {task.name: i for i, task in enumerate(baselines.tasks)}
-    tasks = {
-        task.name: _measure_task(predictions, i, positions[task.name], baselines, draws, settings)
-        for i, task in enumerate(predictions.tasks)
-        if task.name in positions
-    }
-    return {"training_rows": baselines.rows, "sampled_rows": baselines.sampled_rows, "tasks": tasks}
+    with thread_pool() as pool:
+        tasks = {
+            task.name: pool.submit(_measure_task, predictions, i, positions[task.name], baselines, draws, settings)
+            for i, task in enumerate(predictions.tasks)
+            if task.name in positions
+        }
+    return {"training_rows": baselines.rows, "sampled_rows": baselines.sampled_rows, "tasks": results_of(tasks)}
 
 
 def _measure_task(
