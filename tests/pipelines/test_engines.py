@@ -150,13 +150,13 @@ def test_cluster_that_is_not_there_is_reported(
 
 
 RECIPES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL)
-"""Code of the documentation: functions that add scores, and their use with Ray and with Spark."""
+"""Code of the documentation: functions that add scores, their use with Ray and with Spark, and an MLflow model."""
 
 
 @pytest.mark.nightly(short="tests/ranking/artifacts/test_bundle.py::test_loaded_ranker_can_be_pickled")
 @pytest.mark.parametrize("engine", ["ray", "spark"])
 def test_documented_job_adds_scores(engine: str, bundle: Path, logs: Path, tmp_path: Path) -> None:
-    functions, with_ray, with_spark = RECIPES
+    functions, with_ray, with_spark, _ = RECIPES
     start = {
         "ray": "import ray\n",
         "spark": "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n",
@@ -172,3 +172,27 @@ def test_documented_job_adds_scores(engine: str, bundle: Path, logs: Path, tmp_p
     assert scores.column_names == ["user_id", "item_id", "score"]
     expected = ranking.load(bundle).score(rows)["score"]
     assert np.allclose(np.sort(scores["score"]), np.sort(expected), atol=1e-6)
+
+
+@pytest.mark.nightly(
+    short="tests/ranking/artifacts/test_mlflow_model.py::test_arguments_name_the_bundle_and_its_loader"
+)
+def test_documented_mlflow_model_scores_in_spark_and_alone(bundle: Path, logs: Path, tmp_path: Path) -> None:
+    alone = f"""
+import pyarrow.parquet as pq
+rows = pq.read_table("{logs}/log/date=2026-01-10", partitioning=None).to_pandas()
+mlflow.pyfunc.load_model("{tmp_path}/model").predict(rows).to_parquet("{tmp_path}/alone.parquet")
+"""
+    start = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n"
+    script = start + RECIPES[-1].replace("/shared/models/feed/3", str(bundle)) + alone
+    script = script.replace("/shared/mlflow/feed", str(tmp_path / "model"))
+    script = script.replace("s3a://shop/candidates", str(logs / "log" / "date=2026-01-10"))
+    script = script.replace("s3a://shop/scores", str(tmp_path / "scores"))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MASTER": "local[2]", "PYSPARK_PYTHON": str(PYTHON)}
+    subprocess.run([PYTHON, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    rows = pq.read_table(logs / "log" / "date=2026-01-10", partitioning=None)
+    expected = ranking.load(bundle).score(rows)
+    assert pq.read_table(tmp_path / "alone.parquet").equals(expected)
+    scores = pq.read_table(tmp_path / "scores")["scores"].combine_chunks()
+    for name in ("click", "score"):
+        np.testing.assert_allclose(np.sort(scores.field(name)), np.sort(expected[name]), rtol=1e-6)
