@@ -89,16 +89,19 @@ def add_loop_folders(parser: argparse.ArgumentParser, *, required: bool) -> None
     )
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Add the engine that scores the files of a log."""
+def add_engine(parser: argparse.ArgumentParser, purpose: str = "") -> None:
+    """Add the engine that scores the files of a log, for a purpose that the help names."""
     engines = parser.add_mutually_exclusive_group()
     engines.add_argument(
-        "--workers", type=positive_int, metavar="N", help="score the files of the log in N processes (default: in one)"
+        "--workers",
+        type=positive_int,
+        metavar="N",
+        help=f"score the files of the log{purpose} in N processes (default: in one)",
     )
     engines.add_argument(
         "--engine",
         choices=["ray", "spark"],
-        help="score the files of the log on a cluster, whose workers see all folders under the same paths",
+        help=f"score the files of the log{purpose} on a cluster, whose workers see all folders under the same paths",
     )
 
 

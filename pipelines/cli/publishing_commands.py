@@ -156,6 +156,7 @@ def add_commands(commands: CommandGroup) -> None:
     add_counter_flag(daily)
     daily.add_argument("--fresh", action="store_true", help="train from scratch, such as after a change of features")
     add_embeddings(daily)
+    add_engine(daily, " for the comparison with the served model")
     add_overrides(daily)
     daily.add_argument("--json", action="store_true", help=JSON)
 
@@ -259,10 +260,10 @@ def _daily_command(arguments: argparse.Namespace) -> None:
     left_out = join_before(arguments, config.name, config.logs.path)
     names = ("margin", "publish_without_power", "allow_poorer_counters", "fresh", "embeddings")
     options = {name: getattr(arguments, name) for name in names}
-    where = arguments.runs, arguments.repository
+    where, engine = (arguments.runs, arguments.repository), chosen_engine(arguments)
 
     def run_day(day: date) -> dict[str, Any]:
-        return daily(config, *where, day, **options, command=arguments.argv)
+        return daily(config, *where, day, **options, command=arguments.argv, engine=engine)
 
     for record in run_days(first, last, run_day):
         version = arguments.repository / record["model"] / str(record["version"])

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from pipelines.data.parquet import CHUNK_ROWS
 from pipelines.data.splits import SPLITS
-from ranking.artifacts.atomic_files import os_error_text
-from ranking.errors import LogError, OutputError
+from ranking.artifacts.atomic_files import write_errors
+from ranking.errors import LogError
 
 SCHEMA = pa.schema(
     [
@@ -108,10 +108,8 @@ class LogIndex:
             OutputError: the file cannot be written.
         """
         records = [{**vars(e.chunk), **e.rows_by_split, "left_out": e.excluded} for e in self.entries]
-        try:
+        with write_errors(file):
             pq.write_table(pa.Table.from_pylist(records, SCHEMA), file)
-        except OSError as error:
-            raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
 
     @classmethod
     def read(cls, file: Path) -> LogIndex:

@@ -24,9 +24,9 @@ from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import SPLITS, TimeRange, local_days, split_range
 from pipelines.inspection.feature_inspection import FeatureInspector
 from pipelines.inspection.label_bounds import label_bounds
-from ranking.artifacts.atomic_files import check_folder, os_error_text
+from ranking.artifacts.atomic_files import check_folder, write_errors
 from ranking.encoding.encoder import encode_labels
-from ranking.errors import LogError, OutputError
+from ranking.errors import LogError
 from ranking.schema import Schema
 
 
@@ -216,11 +216,9 @@ def open_quarantine(path: Path | None) -> Iterator[IO[str]]:
     """
     if path is not None:
         check_folder(path.parent)
-    try:
-        with open(path or os.devnull, "w") as stream:  # noqa: PTH123 — os.devnull is a plain name
-            yield stream
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
+    file = path or Path(os.devnull)
+    with write_errors(file), file.open("w") as stream:
+        yield stream
 
 
 def write_bad_rows(bad: pa.Table, stream: IO[str]) -> None:

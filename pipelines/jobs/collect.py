@@ -21,10 +21,10 @@ from confluent_kafka import (
 
 from pipelines.console import print_status
 from pipelines.loop.collected_feedback import CollectedFeedback
-from ranking.artifacts.atomic_files import os_error_text, remove_drafts, replace_file
+from ranking.artifacts.atomic_files import remove_drafts, replace_file, write_errors
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.log_names import FEEDBACK
-from ranking.errors import LogError, OutputError
+from ranking.errors import LogError
 from ranking.served_log.schema import METADATA_KEY
 
 FILE_NAME = re.compile(r"served-[0-9A-Za-z-]{1,200}\.parquet")
@@ -61,10 +61,8 @@ def collect(topic: KafkaAddress, folder: Path, group: str, stop: threading.Event
         LogError: the topic cannot be read, or a message is neither a served log nor feedback.
         OutputError: a file cannot be written.
     """
-    try:
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
     consumer = Consumer(
         {
             "bootstrap.servers": topic.servers,

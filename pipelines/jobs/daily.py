@@ -19,6 +19,7 @@ from pipelines.config.uri import redact_uri
 from pipelines.console import print_status
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import TimeRange, split_range
+from pipelines.engines import Engine
 from pipelines.evaluation.compare import compare
 from pipelines.evaluation.format import describe_intervals, format_comparison
 from pipelines.evaluation.promotion import describe_lack_of_power, find_regressions
@@ -54,6 +55,7 @@ def daily(
     fresh: bool = False,
     embeddings: RowType = "float32",
     command: Sequence[str] = (),
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Train on the days since the last training, compare with the served model on the new day, and publish.
 
@@ -68,6 +70,7 @@ def daily(
         fresh: train from scratch instead of from the run of the served model.
         embeddings: type of the rows of embedding tables in the bundle.
         command: arguments of the command line, stored in the run.
+        engine: scores the files of the day for the comparison, see ``predict``.
 
     Returns:
         ``daily.json``: ``day``, ``model``, ``from`` (day of the run that training started from, or None), ``against``
@@ -105,7 +108,7 @@ def daily(
     comparison, regressions, no_power = None, [], None
     if served is not None:
         _compare_counters(repository.bundle_folder(repo, name, served), run, day, allow_poorer_counters)
-        comparison = _compare(repository.bundle_folder(repo, name, served), run, config.evaluation.users)
+        comparison = _compare(repository.bundle_folder(repo, name, served), run, config.evaluation.users, engine)
         regressions = find_regressions(comparison, margin)
         no_power = describe_lack_of_power(comparison, config.objective)
         print_status(format_comparison({**comparison, "a": f"version {served} of {name}", "b": str(folder)}))
@@ -292,9 +295,9 @@ def _print_start(
         )
 
 
-def _compare(served: Path, run: RunFolder, users: float) -> dict[str, Any]:
+def _compare(served: Path, run: RunFolder, users: float, engine: Engine | None) -> dict[str, Any]:
     """Compare a run with the served bundle on the test split of the run, for a share of the users."""
-    comparison = compare(resolve_scorers(served), resolve_scorers(run.path), users=users)
+    comparison = compare(resolve_scorers(served), resolve_scorers(run.path), users=users, engine=engine)
     if not any(part["measures"] for part in comparison["tasks"].values()):
         raise LogError(f"{run.path}: no row of its test split has a label, so the models cannot be compared")
     return comparison

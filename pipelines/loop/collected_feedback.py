@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from ranking.artifacts.atomic_files import os_error_text, replace_file
+from ranking.artifacts.atomic_files import os_error_text, replace_file, write_errors
 from ranking.artifacts.log_names import FEEDBACK, PART_SUFFIX
 from ranking.errors import OutputError
 
@@ -117,12 +117,10 @@ class CollectedFeedback:
         marks = self._marks()
         until = max([until, *marks.values()])
         mark = self._mark(until)
-        try:
+        with write_errors(mark):
             mark.touch(0o640)
             for earlier in marks.keys() - {mark}:
                 earlier.unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(f"{mark}: cannot be written ({os_error_text(error)})") from None
 
     def _start(self, partition: int, first: int, created: datetime) -> str:
         return f"{FEEDBACK.start(created)}-{self._topic}-{partition}-{first}"

@@ -21,8 +21,7 @@ from pipelines.data.splits import local_days
 from pipelines.loop import request_ids
 from pipelines.loop.folder_locks import lock_folder
 from pipelines.loop.state import STATE, JoinState
-from ranking.artifacts.atomic_files import atomic_directory, os_error_text
-from ranking.errors import OutputError
+from ranking.artifacts.atomic_files import atomic_directory, write_errors
 
 
 @contextmanager
@@ -32,10 +31,8 @@ def lock_log(log: Path) -> Iterator[None]:
     Raises:
         OutputError: it cannot be written, or another process writes to it.
     """
-    try:
+    with write_errors(log):
         log.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{log}: cannot be written ({os_error_text(error)})") from None
     with lock_folder(log, f"{log}: another 'ranker join' or 'ranker forget' writes to it; wait for it"):
         yield
 

@@ -19,8 +19,7 @@ from pipelines.report import (
 from pipelines.report.run_data import RunData, read_run_data
 from pipelines.report.summary import summarize
 from pipelines.runs.run import RunFolder
-from ranking.artifacts.atomic_files import check_writable, os_error_text
-from ranking.errors import OutputError
+from ranking.artifacts.atomic_files import check_writable, write_errors
 
 SECTIONS = (
     data_section.data,
@@ -58,12 +57,12 @@ def write_report(path: Path, out: Path | None = None) -> Path:
     check_writable(file)
     page = render(run_data)
     draft = file.with_name(f".{file.name}.draft")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(file)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
+    with write_errors(file):
+        try:
+            draft.write_text(page, encoding="utf-8")
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
     return file
 
 

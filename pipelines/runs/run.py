@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.config.config import Config, load_config
 from pipelines.config.diff import diff_configs
-from ranking.artifacts.atomic_files import check_empty, os_error_text, write_json
+from ranking.artifacts.atomic_files import check_empty, os_error_text, write_errors, write_json
 from ranking.errors import ConfigError, LogError, OutputError
 from ranking.frozen.calibration import Calibration
 
@@ -113,11 +113,9 @@ class RunFolder:
                     "or name another folder"
                 )
         check_empty(path)
-        try:
+        with write_errors(path):
             run.checkpoints.mkdir(parents=True)
             config.write(run.config)
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
         return run
 
     @classmethod

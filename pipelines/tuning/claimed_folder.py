@@ -10,7 +10,7 @@ from pathlib import Path
 from pipelines.config.config import Config, load_config
 from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
-from ranking.artifacts.atomic_files import check_folder, os_error_text
+from ranking.artifacts.atomic_files import check_folder, write_errors
 from ranking.errors import ConfigError, OutputError
 from ranking.schema.value_text import value_text
 
@@ -26,7 +26,7 @@ def claim_folder(folder: Path, config: Config) -> None:
     if RunFolder(folder).checkpoints.exists():
         raise OutputError(f"{folder} is a run folder: name another folder")
     file = folder / "config.toml"
-    try:
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(folder):
             if not file.exists():
@@ -38,8 +38,6 @@ def claim_folder(folder: Path, config: Config) -> None:
                 (folder / "journal").unlink(missing_ok=True)  # every earlier command failed before its first training
                 config.write(file)
                 difference = None
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
     if difference is not None:
         setting, before, now = difference
         texts = value_text(before), value_text(now)

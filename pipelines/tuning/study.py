@@ -33,6 +33,7 @@ from pipelines.config.config import Config, load_config
 from pipelines.runs.run import RunFolder
 from pipelines.tuning.claimed_folder import claim_folder, exclusive_lock
 from pipelines.tuning.search_space import override, search_space, starting_params, suggest
+from ranking.artifacts.atomic_files import write_errors
 from ranking.errors import ConfigError
 
 OUTCOME, REASON, RETRY_OF, START, LOSS = "outcome", "reason", "takes_up", "start", "loss"
@@ -104,7 +105,8 @@ class StudyFolder:
             raise ConfigError("single_task trains a separate model for each task: tune a configuration with one task")
         search_space(config)
         claim_folder(path, config)
-        (path / "trials").mkdir(exist_ok=True)
+        with write_errors(path):
+            (path / "trials").mkdir(exist_ok=True)
         return cls(path)
 
     def trials(self) -> list[FrozenTrial]:

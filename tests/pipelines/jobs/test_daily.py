@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -323,7 +324,9 @@ def spoiled(feed: Feed) -> Feed:
     return feed
 
 
-def test_worse_model_is_not_published_with_exit_code_3(spoiled: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_worse_model_is_not_published_with_exit_code_3(
+    spoiled: Feed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert spoiled.daily(TENTH, *POISON) == 3
     output = capsys.readouterr()
     assert "ranker: 2026-01-10 is not published: it is worse than version 1 of feed by more than 1%: " in output.err
@@ -336,8 +339,18 @@ def test_worse_model_is_not_published_with_exit_code_3(spoiled: Feed, capsys: py
     assert record["refreshed"] is None, "the model has no counters"
     assert {"task": "click", "measure": "auc"}.items() <= record["worse"][0].items()
 
-    assert spoiled.daily(TENTH, *POISON, "--margin", "1.0") == 0  # the run was kept, and is not trained again
+    workers: list[int] = []
+
+    def run_here(number: int, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+        workers.append(number)
+        return map(function, tasks)
+
+    # The run was kept, and is not trained again. An engine compares with the same result.
+    monkeypatch.setattr("pipelines.engines.run_in_processes", run_here)
+    assert spoiled.daily(TENTH, *POISON, "--margin", "1.0", "--workers", "2") == 0
     assert "training has already finished" in capsys.readouterr().err
+    assert spoiled.record(TENTH)["comparison"] == record["comparison"]
+    assert set(workers) == {2}
     assert spoiled.published == [1, 2]
     bundle.load(repository.bundle_folder(spoiled.repository, "feed", 2))
 
