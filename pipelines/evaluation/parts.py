@@ -21,39 +21,49 @@ from pipelines.evaluation.sources import LogRange, Scorer, resolve_scorers
 from ranking.temporary_folders import temporary_folder
 
 
-class Part(NamedTuple):
-    """A file of a log, which a worker of an engine scores.
+class Job(NamedTuple):
+    """What all parts of a log have in common.
 
     Attributes:
-        number: position among the files of the log.
-        file: name of the file.
         model: folder of the run or bundle.
         log_range: the rows of the log to score.
         slices: names of slices.
         joined: computed columns of counters and histories, if the model has any.
-        earlier: hashes of the rows of this file that also occur earlier in the log.
         baselines: file with the pickled function of the baselines; None if there are none.
     """
 
-    number: int
-    file: str
     model: Path
     log_range: LogRange
     slices: tuple[str, ...]
     joined: JoinedColumns | None
-    earlier: Hashes | None = None
     baselines: Path | None = None
 
 
+class Part(NamedTuple):
+    """A file of a log, which a worker of an engine scores.
+
+    Attributes:
+        job: the job.
+        number: position among the files of the log.
+        file: name of the file.
+        earlier: hashes of the rows of this file that also occur earlier in the log.
+    """
+
+    job: Job
+    number: int
+    file: str
+    earlier: Hashes | None = None
+
+
 def score_parts(
-    first: Part, reader: LogReader, baselines: PredictBaselines | None, engine: Engine
+    job: Job, reader: LogReader, baselines: PredictBaselines | None, engine: Engine
 ) -> Iterator[ScoredRows]:
     """Score the files of a log with an engine; yields their rows in the order of the log.
 
     Exact duplicates are dropped as in one process: the first pass finds rows of a file that occur in an earlier one.
 
     Args:
-        first: a part with what all parts have in common.
+        job: the job, without baselines.
         reader: the log.
         baselines: see ``score_rows``.
         engine: the engine.
@@ -64,9 +74,9 @@ def score_parts(
     files = [file.name for file in reader.files]
     with temporary_folder("evaluation") as folder:
         if baselines is not None:
-            first = first._replace(baselines=folder / "baselines")
+            job = job._replace(baselines=folder / "baselines")
             (folder / "baselines").write_bytes(pickle.dumps(baselines))
-        parts = [first._replace(number=number, file=name) for number, name in enumerate(files)]
+        parts = [Part(job, number, name) for number, name in enumerate(files)]
         earlier = _repeated_rows(parts, reader, engine)
         parts = [part._replace(earlier=earlier.get(part.number)) for part in parts]
         progress, results = Progress("scoring", unit="rows"), dict[int, ScoredRows]()
@@ -100,16 +110,18 @@ def _repeated_rows(parts: Sequence[Part], reader: LogReader, engine: Engine) -> 
 def _score_part(part: Part) -> tuple[int, ScoredRows]:
     """Score a part in a worker of an engine, with one thread."""
     torch.set_num_threads(1)
-    source, reader = _opened(part.model, part.log_range)
-    reader = reader.with_joined(part.joined).with_file(part.file)
-    baselines = None if part.baselines is None else pickle.loads(part.baselines.read_bytes())
-    return part.number, score_rows(source, reader, part.log_range, part.slices, baselines, part.earlier)
+    job = part.job
+    source, reader = _opened(job.model, job.log_range)
+    reader = reader.with_joined(job.joined).with_file(part.file)
+    baselines = None if job.baselines is None else pickle.loads(job.baselines.read_bytes())
+    return part.number, score_rows(source, reader, job.log_range, job.slices, baselines, part.earlier)
 
 
 def _hash_part(part: Part) -> tuple[int, Hashes]:
     """Return the hashes of the rows of a part, in a worker of an engine."""
-    _, reader = _opened(part.model, part.log_range)
-    return part.number, reader.with_file(part.file).row_hashes(part.log_range.time_range, users=part.log_range.users)
+    log_range = part.job.log_range
+    _, reader = _opened(part.job.model, log_range)
+    return part.number, reader.with_file(part.file).row_hashes(log_range.time_range, users=log_range.users)
 
 
 @cache

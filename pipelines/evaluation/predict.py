@@ -14,7 +14,7 @@ from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader
 from pipelines.data.user_share import describe_share
 from pipelines.engines import Engine
-from pipelines.evaluation.parts import Part, score_parts
+from pipelines.evaluation.parts import Job, score_parts
 from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.scored_rows import PredictBaselines, ScoredRows, score_rows
 from pipelines.evaluation.sources import LogRange, Scorer
@@ -55,9 +55,9 @@ def predict(
         if engine is None:
             rows = score_rows(source, reader.with_joined(joined), log_range, slices, baselines)
         else:
-            first = Part(0, "", Path(source.name).absolute(), log_range, tuple(slices), joined)
+            job = Job(Path(source.name).absolute(), log_range, tuple(slices), joined)
             rows = ScoredRows.empty(source, slices)
-            for part in score_parts(first, reader, baselines, engine):
+            for part in score_parts(job, reader, baselines, engine):
                 rows.extend(part)
     return _predictions(source, log_range, rows)
 
