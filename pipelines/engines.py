@@ -7,11 +7,12 @@ import re
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
 from typing import Any, Protocol, TypeVar
 
 from ranking.errors import RankerError, single_line
@@ -41,7 +42,7 @@ def run_in_processes(workers: int, function: Callable[[Task], Result], tasks: Se
         RankerError: a call raised one, or a process was killed.
     """
     others = set(active_children())
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_with_parent) as pool:
         try:
             # Workers inherit this: an interrupt, which a terminal also sends to them, is for this process.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -76,10 +77,13 @@ def run_with_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> I
     try:
         if host := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):  # Ray would try for minutes.
             socket.create_connection((host[1], int(host[2])), CONNECT_SECONDS).close()
-        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
     except OSError as error:
         reason = single_line(error)
         raise RankerError(f"there is no Ray cluster at RAY_ADDRESS={address} ({reason}): start or correct it") from None
+    try:
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
+    except Exception as error:  # Ray raises Exception itself if it does not start in time
+        raise RankerError(f"Ray could not start ({single_line(error)[:500]})") from None
     remote = ray.remote(_guarded)
     pending = [remote.remote(function, task) for task in tasks]
     try:
@@ -114,6 +118,18 @@ def run_with_spark(function: Callable[[Task], Result], tasks: Sequence[Task]) ->
         hint = ": install Java 17 or newer" if "JAVA_GATEWAY" in str(error) else ""
         raise RankerError(f"Spark could not complete the tasks ({single_line(error)[:500]}){hint}") from None
     yield from map(_unwrap, results)
+
+
+def _end_with_parent() -> None:
+    """End this process with the one that started it, which may be killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _guarded(function: Callable[[Any], Any], task: Any) -> tuple[Any, str | None]:

@@ -104,6 +104,7 @@ class LogReader:
 
     Attributes:
         until: exclusive end of the log.
+        joined: computed columns that the reader adds to the rows; None if there are none.
 
     Raises:
         LogError: there is no log at the path, or it cannot be reached.
@@ -123,7 +124,7 @@ class LogReader:
         self._tables = tables
         self._labels = labels
         self._files = {file.name: file for file in find_log_files(path)}
-        self._joined: JoinedColumns | None = None
+        self.joined: JoinedColumns | None = None
         self._replaced = ReplacedRows(list(self._files.values()), schema)  # copies of the reader share what it finds
 
     @property
@@ -174,6 +175,20 @@ class LogReader:
                     replaced = len(dropped) - duplicates
                     yield replace(scanned, duplicates=duplicates, replaced=replaced, name=name)
 
+    def check_columns(self) -> None:
+        """Check the columns of all files, which ``scan`` checks when it reads them; reads only their footers.
+
+        Raises:
+            LogError: as for ``scan``.
+        """
+        checker = self._column_checker()
+        for file in self._files.values():
+            try:
+                with file.open() as parquet:
+                    checker.check(file, parquet.schema)
+            except (OSError, pa.ArrowException) as error:
+                raise file.read_error(error) from None
+
     def row_hashes(self, time_range: TimeRange = ALL_TIME, *, users: float = 1.0) -> Hashes:
         """Return the hashes of the rows that ``scan`` compares to find duplicates [rows].
 
@@ -208,7 +223,7 @@ class LogReader:
     def with_joined(self, joined: JoinedColumns | None) -> LogReader:
         """Return a reader of the same files that adds computed columns to the rows."""
         reader = copy(self)
-        reader._joined = joined
+        reader.joined = joined
         return reader
 
     def read_columns(self, columns: Collection[str], time_range: TimeRange) -> Iterator[tuple[str, pa.Table]]:
@@ -345,9 +360,9 @@ class LogReader:
         """
         if not needed or not self._labels or not self._schema.derived:
             return nullcontext()
-        if self._joined is None:
+        if self.joined is None:
             raise ValueError("the schema has counters or histories: compute their columns first")
-        return self._joined.open(file, parquet)
+        return self.joined.open(file, parquet)
 
     def _joined_chunks(
         self, joined: JoinedFile | None, group: int, stop: int | None, *, threads: bool

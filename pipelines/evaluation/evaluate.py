@@ -6,9 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
 from pipelines.data.parquet import find_log_files
@@ -26,6 +23,7 @@ from pipelines.evaluation.threads import results_of, thread_pool
 from pipelines.runs import single_task
 from ranking.errors import LogError, UsageError
 from ranking.metrics import (
+    Ids,
     LabeledScores,
     UnitDraws,
     calibration_curve,
@@ -33,9 +31,6 @@ from ranking.metrics import (
     interval_units,
 )
 from ranking.schema import Task
-
-Rows = npt.NDArray[np.generic]
-"""Mask or indices of rows."""
 
 AT_MOST_ONE = ("auc", "gauc", "gauc_by_user_day", "ndcg", "r2")
 """Metrics that cannot exceed 1."""
@@ -137,27 +132,30 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
     if absent:
         slices[ABSENT] = {owner: {"rows": len(predictions), "tasks": {}} for owner in absent}
 
-    def metrics(i: int, rows: Rows, of: Predictions = predictions, *, calibrated: bool = True) -> dict[str, Any]:
-        task_rows = of.task_rows(i, draws, rows, calibrated=calibrated)
-        return compute_metrics(of.tasks[i], task_rows, draws, settings)
+    def metrics(
+        i: int, rows: Ids | None = None, of: Predictions = predictions, *, calibrated: bool = True
+    ) -> dict[str, Any]:
+        has_label = of.has_label(i)
+        chosen = has_label if rows is None else rows[has_label[rows]]
+        return compute_metrics(of.tasks[i], of.task_rows(i, draws, chosen, calibrated=calibrated), draws, settings)
 
-    def curve(i: int, rows: Rows, *, calibrated: bool = True) -> list[dict[str, Any]]:
-        return calibration_curve(predictions.task_rows(i, draws, rows, calibrated=calibrated), draws)
+    def curve(i: int, *, calibrated: bool = True) -> list[dict[str, Any]]:
+        task_rows = predictions.task_rows(i, draws, predictions.has_label(i), calibrated=calibrated)
+        return calibration_curve(task_rows, draws)
 
     with thread_pool() as pool:
         for i, task in enumerate(predictions.tasks):
-            has_label = predictions.has_label(i)
-            tasks[task.name] = pool.submit(metrics, i, has_label)
-            if task.kind == "binary" and has_label.any():
-                curves[task.name] = pool.submit(curve, i, has_label)
+            tasks[task.name] = pool.submit(metrics, i)
+            if task.kind == "binary" and predictions.has_label(i).any():
+                curves[task.name] = pool.submit(curve, i)
             if task.name in predictions.calibration.tasks:
-                uncalibrated[task.name] = pool.submit(metrics, i, has_label, calibrated=False)
-                uncalibrated_curves[task.name] = pool.submit(curve, i, has_label, calibrated=False)
+                uncalibrated[task.name] = pool.submit(metrics, i, calibrated=False)
+                uncalibrated_curves[task.name] = pool.submit(curve, i, calibrated=False)
             for name, values in groups.items():
                 for value, rows in values.items():
-                    slices[name][value]["tasks"][task.name] = pool.submit(metrics, i, rows[has_label[rows]])
+                    slices[name][value]["tasks"][task.name] = pool.submit(metrics, i, rows)
             for owner, without in absent.items():
-                slices[ABSENT][owner]["tasks"][task.name] = pool.submit(metrics, i, has_label, without)
+                slices[ABSENT][owner]["tasks"][task.name] = pool.submit(metrics, i, None, without)
     evaluation = {
         "rows": len(predictions),
         "users": settings.users,

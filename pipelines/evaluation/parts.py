@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
 from collections.abc import Iterator, Sequence
-from functools import cache
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 import torch
 
@@ -18,6 +21,8 @@ from pipelines.data.reader import LogReader
 from pipelines.engines import Engine
 from pipelines.evaluation.scored_rows import PredictBaselines, ScoredRows, score_rows
 from pipelines.evaluation.sources import LogRange, Scorer, resolve_scorers
+from ranking.artifacts.atomic_files import os_error_text
+from ranking.errors import OutputError
 from ranking.temporary_folders import temporary_folder
 
 
@@ -25,18 +30,29 @@ class Job(NamedTuple):
     """What all parts of a log have in common.
 
     Attributes:
+        folder: temporary folder for the baselines and the scored rows; another one for each job.
         model: folder of the run or bundle.
         log_range: the rows of the log to score.
         slices: names of slices.
         joined: computed columns of counters and histories, if the model has any.
-        baselines: file with the pickled function of the baselines; None if there are none.
+        has_baselines: whether the folder has the pickled function of the baselines.
     """
 
+    folder: Path
     model: Path
     log_range: LogRange
     slices: tuple[str, ...]
     joined: JoinedColumns | None
-    baselines: Path | None = None
+    has_baselines: bool
+
+    @property
+    def baselines(self) -> Path:
+        """File with the pickled function of the baselines."""
+        return self.folder / "baselines"
+
+    def rows(self, number: int) -> Path:
+        """Return the file with the pickled rows of a part."""
+        return self.folder / f"rows-{number}"
 
 
 class Part(NamedTuple):
@@ -56,36 +72,62 @@ class Part(NamedTuple):
 
 
 def score_parts(
-    job: Job, reader: LogReader, baselines: PredictBaselines | None, engine: Engine
-) -> Iterator[ScoredRows]:
-    """Score the files of a log with an engine; yields their rows in the order of the log.
+    source: Scorer,
+    reader: LogReader,
+    log_range: LogRange,
+    slices: Sequence[str],
+    baselines: PredictBaselines | None,
+    engine: Engine,
+) -> ScoredRows:
+    """Score the files of a log with an engine.
 
     Exact duplicates are dropped as in one process: the first pass finds rows of a file that occur in an earlier one.
 
     Args:
-        job: the job, without baselines.
+        source: the model, whose name is its path.
         reader: the log.
+        log_range: the rows to score; its path is that of the reader.
+        slices: slice names, each in ``Schema.sliceable``.
         baselines: see ``score_rows``.
         engine: the engine.
 
     Raises:
         LogError: the log cannot be used.
+        OutputError: the folder for temporary files cannot be written.
     """
-    files = [file.name for file in reader.files]
-    with temporary_folder("evaluation") as folder:
+    reader.check_columns()  # a worker does not compare them with those of other files
+    with _temporary_errors(), temporary_folder("evaluation") as folder:
+        model = Path(source.name).absolute()
+        job = Job(folder, model, log_range, tuple(slices), reader.joined, baselines is not None)
         if baselines is not None:
-            job = job._replace(baselines=folder / "baselines")
-            (folder / "baselines").write_bytes(pickle.dumps(baselines))
-        parts = [Part(job, number, name) for number, name in enumerate(files)]
+            job.baselines.write_bytes(pickle.dumps(baselines))
+        parts = [Part(job, number, file.name) for number, file in enumerate(reader.files)]
         earlier = _repeated_rows(parts, reader, engine)
         parts = [part._replace(earlier=earlier.get(part.number)) for part in parts]
-        progress, results = Progress("scoring", unit="rows"), dict[int, ScoredRows]()
-        for number, rows in engine(_score_part, parts):
-            results[number] = rows
-            progress.advance(sum(map(len, rows.users)))
+        progress = Progress("scoring", "files", len(parts))
+        try:
+            for _ in engine(_score_part, parts):
+                progress.advance(1)
+        except BaseException:
+            progress.close(summary=False)
+            raise
         progress.close()
-    for part in parts:
-        yield results.pop(part.number)
+        rows = ScoredRows.empty(source, slices)
+        for part in parts:
+            rows.extend(pickle.loads(job.rows(part.number).read_bytes()))
+            job.rows(part.number).unlink()
+        return rows
+
+
+@contextmanager
+def _temporary_errors() -> Iterator[None]:
+    """Convert errors of the filesystem in the folder for temporary files."""
+    try:
+        yield
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        reason = f"{folder}: cannot be written or read ({os_error_text(error)})"
+        raise OutputError(f"{reason}; free space, or set TMPDIR to a folder that all workers see") from None
 
 
 def _repeated_rows(parts: Sequence[Part], reader: LogReader, engine: Engine) -> dict[int, Hashes]:
@@ -107,25 +149,30 @@ def _repeated_rows(parts: Sequence[Part], reader: LogReader, engine: Engine) -> 
     return repeated
 
 
-def _score_part(part: Part) -> tuple[int, ScoredRows]:
-    """Score a part in a worker of an engine, with one thread."""
+def _score_part(part: Part) -> None:
+    """Score a part in a worker of an engine, with one thread, and write its rows for the process of the engine."""
     torch.set_num_threads(1)
     job = part.job
-    source, reader = _opened(job.model, job.log_range)
+    source, reader = _opened(job.folder, job.model, job.log_range)
     reader = reader.with_joined(job.joined).with_file(part.file)
-    baselines = None if job.baselines is None else pickle.loads(job.baselines.read_bytes())
-    return part.number, score_rows(source, reader, job.log_range, job.slices, baselines, part.earlier)
+    with _temporary_errors():
+        baselines = pickle.loads(job.baselines.read_bytes()) if job.has_baselines else None
+    rows = score_rows(source, reader, job.log_range, job.slices, baselines, part.earlier)
+    with _temporary_errors():
+        draft = job.folder / uuid4().hex  # an earlier attempt may still be running
+        draft.write_bytes(pickle.dumps(rows))
+        draft.replace(job.rows(part.number))
 
 
 def _hash_part(part: Part) -> tuple[int, Hashes]:
     """Return the hashes of the rows of a part, in a worker of an engine."""
-    log_range = part.job.log_range
-    _, reader = _opened(part.job.model, log_range)
+    job, log_range = part.job, part.job.log_range
+    _, reader = _opened(job.folder, job.model, log_range)
     return part.number, reader.with_file(part.file).row_hashes(log_range.time_range, users=log_range.users)
 
 
-@cache
-def _opened(model: Path, log_range: LogRange) -> tuple[Scorer, LogReader]:
-    """Return the model and the log of this worker, which opens them once for all of its parts."""
+@lru_cache(maxsize=1)
+def _opened(folder: Path, model: Path, log_range: LogRange) -> tuple[Scorer, LogReader]:  # noqa: ARG001 — names the job
+    """Return the model and the log of a job, which a worker opens once for all of its parts."""
     (source,) = resolve_scorers(model)
     return source, LogReader(log_range.path, source.schema, dict(source.tables), until=log_range.time_range.until)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader
 from pipelines.data.user_share import describe_share
 from pipelines.engines import Engine
-from pipelines.evaluation.parts import Job, score_parts
+from pipelines.evaluation.parts import score_parts
 from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.scored_rows import PredictBaselines, ScoredRows, score_rows
 from pipelines.evaluation.sources import LogRange, Scorer
@@ -49,16 +48,15 @@ def predict(
     Raises:
         LogError: the log cannot be used.
         NoRowsError: the time range contains no usable row of these users.
+        OutputError: the folder for temporary files cannot be written.
     """
     reader = LogReader(log_range.path, source.schema, dict(source.tables), until=log_range.time_range.until)
     with joined_columns(reader, source.schema, log_range.features, source.derived) as joined:
+        reader = reader.with_joined(joined)
         if engine is None:
-            rows = score_rows(source, reader.with_joined(joined), log_range, slices, baselines)
+            rows = score_rows(source, reader, log_range, slices, baselines)
         else:
-            job = Job(Path(source.name).absolute(), log_range, tuple(slices), joined)
-            rows = ScoredRows.empty(source, slices)
-            for part in score_parts(job, reader, baselines, engine):
-                rows.extend(part)
+            rows = score_parts(source, reader, log_range, slices, baselines, engine)
     return _predictions(source, log_range, rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 
 import numpy as np
@@ -27,9 +27,6 @@ from ranking.schema import ID_OWNERS, Owner
 
 PredictBaselines = Callable[[pa.Table, LabeledBatch], Float32]
 """Predicts probabilities or numbers [rows, baselines, tasks] from rows of a log and the same rows encoded."""
-
-LISTS = ("gates", "labels", "outputs", "users", "days", "requests", "baselines")
-"""Attributes of ``ScoredRows`` that are lists with an entry per chunk; ``positions`` is another one."""
 
 
 @dataclass
@@ -73,8 +70,10 @@ class ScoredRows:
         """Append the rows of a later part of the log."""
         numbers = np.array([self.files.setdefault(name, len(self.files)) for name in other.files], np.int64)
         self.positions += [with_file_numbers(positions, numbers) for positions in other.positions]
-        for name in LISTS:
-            getattr(self, name).extend(getattr(other, name))
+        for attribute in fields(self):
+            values = getattr(self, attribute.name)
+            if isinstance(values, list) and attribute.name != "positions":
+                values += getattr(other, attribute.name)
         for owner, parts in self.without_row.items():
             parts += other.without_row[owner]
         for row_slice, others in zip(self.slices, other.slices, strict=True):

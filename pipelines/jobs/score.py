@@ -117,6 +117,7 @@ def score_parts(
     ranker.tasks(tasks)
     check_creatable(out)
     scorer, quarantine = LogScorer(ranker, logs, tasks), _quarantine(out)
+    scorer.reader.check_columns()
     names, schema = tuple(task.name for task in scorer.tasks), scorer.schema()
     scored, progress = ScoredRows(set(scorer.features)), Progress("scoring", unit="rows")
     with atomic_directory(out) as draft:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from ranking.artifacts.bundle import load
+from ranking.errors import InvalidInputError, single_line
 from ranking.frozen.ranker import FrozenRanker
 
 
@@ -42,5 +43,13 @@ class _Model:
         self._ranker = ranker
 
     def predict(self, rows: Any, params: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
-        """Return the scores of a DataFrame as a DataFrame."""
-        return self._ranker.score(pa.Table.from_pandas(rows, preserve_index=False)).to_pandas()
+        """Return the scores of a DataFrame as a DataFrame with the same index.
+
+        Raises:
+            InvalidInputError: a column is missing, occurs twice or has values of several types.
+        """
+        try:
+            table = pa.Table.from_pandas(rows, preserve_index=False)
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidInputError("rows", single_line(error)) from None
+        return self._ranker.score(table).to_pandas().set_index(rows.index)

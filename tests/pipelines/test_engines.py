@@ -48,20 +48,21 @@ def test_killed_process_is_reported() -> None:
         list(run_in_processes(2, double, [1, 99, 2]))
 
 
-def test_interrupted_processes_end_without_a_trace(bundle: Path, logs: Path, tmp_path: Path) -> None:
-    """Ctrl-C in a terminal is sent to the workers, too."""
-    command = [sys.executable, "-m", "pipelines.cli", "score", bundle, "--logs", logs / "log", "--workers", "2"]
+def start_two_workers(bundle: Path, log: Path, out: Path) -> tuple[subprocess.Popen[str], list[str]]:
+    """Start `ranker score --workers 2`; returns it with the ids of its workers."""
+    command = [sys.executable, "-m", "pipelines.cli", "score", bundle, "--logs", log, "--workers", "2", "--out", out]
     process = subprocess.Popen(
-        [*map(str, command), "--out", str(tmp_path / "scores")],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        list(map(str, command)), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     # Two workers, and a process that tracks their resources.
     wait_until(lambda: len(children.read_text().split()) == 3)
-    workers = children.read_text().split()
+    return process, children.read_text().split()
+
+
+def test_interrupted_processes_end_without_a_trace(bundle: Path, logs: Path, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal is sent to the workers, too."""
+    process, workers = start_two_workers(bundle, logs / "log", tmp_path / "scores")
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 1
@@ -69,6 +70,15 @@ def test_interrupted_processes_end_without_a_trace(bundle: Path, logs: Path, tmp
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
     wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def test_workers_end_with_a_process_that_is_terminated(bundle: Path, logs: Path, tmp_path: Path) -> None:
+    """Supervisors send SIGTERM, which ends the process at once."""
+    process, workers = start_two_workers(bundle, logs / "log", tmp_path / "scores")
+    process.terminate()
+    assert process.wait(TIMEOUT_SECONDS) == -signal.SIGTERM
+    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    process.communicate()
 
 
 @pytest.mark.parametrize("engine", ["ray", "spark"])
@@ -181,7 +191,9 @@ def test_documented_mlflow_model_scores_in_spark_and_alone(bundle: Path, logs: P
     alone = f"""
 import pyarrow.parquet as pq
 rows = pq.read_table("{logs}/log/date=2026-01-10", partitioning=None).to_pandas()
-mlflow.pyfunc.load_model("{tmp_path}/model").predict(rows).to_parquet("{tmp_path}/alone.parquet")
+scores = mlflow.pyfunc.load_model("{tmp_path}/model").predict(rows.iloc[::-1])
+assert scores.index.equals(rows.index[::-1])
+scores.iloc[::-1].to_parquet("{tmp_path}/alone.parquet")
 """
     start = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n"
     script = start + RECIPES[-1].replace("/shared/models/feed/3", str(bundle)) + alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -23,7 +24,7 @@ from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import LogRange, Scorer, bundle_scorer, run_scorers
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
-from ranking.errors import LogError
+from ranking.errors import LogError, OutputError
 from tests.pipelines.conftest import FIRST_DAY
 
 if TYPE_CHECKING:
@@ -147,6 +148,42 @@ def test_file_that_is_damaged_before_its_worker_reads_it_is_named(bundle: Path, 
 
     with pytest.raises(LogError, match=f"{damaged}: "):
         predict(source, LogRange(parted), engine=engine)
+
+
+@pytest.mark.parametrize("other", [pa.array(["9"] * 20), None], ids=["type", "missing"])
+def test_columns_of_a_file_are_compared_with_those_of_others(other: pa.Array | None, shop: Shop) -> None:
+    """A worker reads one file only."""
+    run = train(shop.config(logs={"path": shop.write(shop.table(400))}), shop.folder / "run")
+    (source,) = run_scorers(run)
+    rows = shop.table(20)
+    place = rows.column_names.index("tab")
+    shop.write(rows.remove_column(place) if other is None else rows.set_column(place, "tab", other), "part-1.parquet")
+    messages = []
+    for engine in (None, map):
+        with pytest.raises(LogError, match=r"part-1\.parquet: column 'tab' ") as caught:
+            predict(source, LogRange(shop.log), engine=engine)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "part-0.parquet" in messages[0]
+
+
+def test_full_folder_for_temporary_files_is_named(
+    bundle: Path, parted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = bundle_scorer(ranking.load(bundle), str(bundle))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def engine(function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterable[Any]:
+        monkeypatch.setattr(Path, "write_bytes", full)
+        return map(function, parts)
+
+    message = rf"^{tmp_path}: cannot be written or read \(No space left on device\); free space, or set TMPDIR"
+    with pytest.raises(OutputError, match=message):
+        predict(source, LogRange(parted), engine=engine)
+    assert not list(tmp_path.glob("ranker-*"))
 
 
 @pytest.mark.usefixtures("programs")
