@@ -201,6 +201,6 @@ def _scorer(run: RunFolder, folder: Path, seed: int) -> Scorer:
     def forward(inputs: EncodedBatch) -> tuple[Tensor, Tensor]:
         matrix = columns.matrix(inputs)
         outputs = [model.predict(matrix[:, kept], raw_score=True, num_threads=1) for model, kept in models]
-        return torch.from_numpy(np.stack(outputs, axis=1)), torch.empty(0)
+        return torch.from_numpy(np.stack(outputs, axis=1)), torch.zeros(len(models), scorer.num_experts)
 
     return replace(scorer, name=str(folder / str(seed)), forward=forward, calibration=Calibration())
