@@ -180,9 +180,9 @@ WITH_SHORT_PAUSES = (
 
 
 STOPPED_CHILD = """
-import os, signal, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5); print('continued', flush=True)"])
-child.send_signal(signal.SIGSTOP)
+import subprocess, sys, time
+stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('continued', flush=True)"
+child = subprocess.Popen([sys.executable, "-c", stop])
 time.sleep(3)
 child.kill()
 """
