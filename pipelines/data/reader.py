@@ -130,7 +130,7 @@ class LogReader:
     @property
     def files(self) -> list[LogFile]:
         """Files of the log, in the order in which ``scan`` reads them."""
-        return [file for partition in self._partitions() for file in partition]
+        return [file for partition in self.partitions() for file in partition]
 
     def scan(
         self,
@@ -155,7 +155,7 @@ class LogReader:
             LogError: a file cannot be read, or a column is missing or has the wrong type; names the file.
         """
         columns, time_range = self._column_checker(), time_range.before(self.until)
-        for partition in self._partitions():
+        for partition in self.partitions():
             seen = DuplicateFilter()  # exact duplicates have the same time and are therefore in the same partition
             if earlier is not None:
                 seen.add(earlier)
@@ -298,8 +298,8 @@ class LogReader:
         schema = self._schema.logged
         return ColumnChecker(schema, labels=self._labels, side_columns=side_columns, files=files)
 
-    def _partitions(self) -> list[list[LogFile]]:
-        """Group the files by folder."""
+    def partitions(self) -> list[list[LogFile]]:
+        """Return the files grouped by folder, in the order in which ``scan`` reads them."""
         folders: dict[tuple[int, PurePosixPath], list[LogFile]] = {}
         for file in self._files.values():
             folders.setdefault((file.source, file.folder), []).append(file)

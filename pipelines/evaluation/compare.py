@@ -20,7 +20,7 @@ from pipelines.evaluation.predict import predict
 from pipelines.evaluation.predictions import Predictions, with_file_numbers
 from pipelines.evaluation.scored_rows import PredictBaselines
 from pipelines.evaluation.sources import Scorer
-from pipelines.evaluation.threads import thread_pool
+from pipelines.evaluation.threads import results_of, thread_pool
 from pipelines.runs.single_task import merge_baselines
 from ranking.errors import LogError, UsageError
 from ranking.metrics import UnitDraws, interval_units
@@ -151,7 +151,8 @@ def _compare_tasks(
     """Compare aligned predictions under the same bootstrap draws."""
     with thread_pool() as pool:
         tasks = {name: pool.submit(_compare_task, name, a, b, draws, settings) for name in names}
-    return {name: task.result() for name, task in tasks.items()}
+    results: dict[str, Any] = results_of(tasks)
+    return results
 
 
 def _compare_task(

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -103,7 +102,7 @@ def score_parts(
             job.baselines.write_bytes(pickle.dumps(baselines))
         parts = [Part(job, number, file.name) for number, file in enumerate(reader.files)]
         earlier = _repeated_rows(parts, reader, engine)
-        parts = [part._replace(earlier=earlier.get(part.number)) for part in parts]
+        parts = [part._replace(earlier=earlier.get(part.file)) for part in parts]
         progress = Progress("scoring", "files", len(parts))
         try:
             for _ in engine(_score_part, parts):
@@ -130,22 +129,19 @@ def _temporary_errors() -> Iterator[None]:
         raise OutputError(f"{reason}; free space, or set TMPDIR to a folder that all workers see") from None
 
 
-def _repeated_rows(parts: Sequence[Part], reader: LogReader, engine: Engine) -> dict[int, Hashes]:
-    """Return, by number of the part, the hashes of its rows that also occur in an earlier file of its folder."""
-    folders = [
-        [number for number, _ in files]
-        for _, files in groupby(enumerate(reader.files), key=lambda entry: (entry[1].source, entry[1].folder))
-    ]
-    compared = [parts[number] for numbers in folders if len(numbers) > 1 for number in numbers]
+def _repeated_rows(parts: Sequence[Part], reader: LogReader, engine: Engine) -> dict[str, Hashes]:
+    """Return, by name of the file, the hashes of its rows that also occur in an earlier file of its folder."""
+    folders = [[file.name for file in files] for files in reader.partitions() if len(files) > 1]
+    names = {name for folder in folders for name in folder}
+    compared = [part for part in parts if part.file in names]
     hashes = dict(engine(_hash_part, compared)) if compared else {}
     repeated = {}
-    for numbers in folders:
+    for folder in folders:
         seen = DuplicateFilter()
-        for number in numbers:
-            if number in hashes:
-                own = hashes.pop(number)
-                repeated[number] = own[seen.contains(own)]
-                seen.add(own)
+        for name in folder:
+            own = hashes.pop(name)
+            repeated[name] = own[seen.contains(own)]
+            seen.add(own)
     return repeated
 
 
@@ -164,11 +160,11 @@ def _score_part(part: Part) -> None:
         draft.replace(job.rows(part.number))
 
 
-def _hash_part(part: Part) -> tuple[int, Hashes]:
-    """Return the hashes of the rows of a part, in a worker of an engine."""
+def _hash_part(part: Part) -> tuple[str, Hashes]:
+    """Return the name of the file and the hashes of the rows of a part, in a worker of an engine."""
     job, log_range = part.job, part.job.log_range
     _, reader = _opened(job.folder, job.model, log_range)
-    return part.number, reader.with_file(part.file).row_hashes(log_range.time_range, users=log_range.users)
+    return part.file, reader.with_file(part.file).row_hashes(log_range.time_range, users=log_range.users)
 
 
 @lru_cache(maxsize=1)
