@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from typing import Any, Protocol, TypeVar
@@ -34,32 +36,79 @@ def run_in_processes(workers: int, function: Callable[[Task], Result], tasks: Se
     """Call a function for each task in processes of this machine; yields the results as they come.
 
     Args:
-        workers: number of processes.
+        workers: number of processes; see ``kept_processes``.
         function: function of a module.
         tasks: its arguments, which can be pickled.
 
     Raises:
         RankerError: a call raised one, or a process was killed.
     """
-    others = set(active_children())
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_with_parent) as pool:
+    kept = _kept.get()
+    processes = _Processes(workers) if kept is None else kept.setdefault(workers, _Processes(workers))
+    try:
+        yield from processes.call(function, tasks)
+    except BaseException as error:
+        processes.kill()
+        if isinstance(error, BrokenProcessPool):
+            reason = "a worker was killed, perhaps because the memory was full: use fewer --workers"
+            raise RankerError(reason) from None
+        raise
+    if kept is None:
+        processes.end()
+
+
+@contextmanager
+def kept_processes() -> Iterator[None]:
+    """Let the calls of ``run_in_processes`` in this context use the same processes, which take seconds to start."""
+    if _kept.get() is not None:
+        yield
+        return
+    kept: dict[int, _Processes] = {}
+    token = _kept.set(kept)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+        for processes in kept.values():
+            processes.end()
+
+
+class _Processes:
+    """Processes that call functions; they start with the first call after they have ended."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def call(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+        if self._pool is None:
+            self._others = set(active_children())
+            self._pool = ProcessPoolExecutor(self._workers, get_context("spawn"), initializer=_end_with_parent)
+        # Workers inherit this: an interrupt, which a terminal also sends to them, is for this process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            # Workers inherit this: an interrupt, which a terminal also sends to them, is for this process.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                futures = [pool.submit(_guarded, function, task) for task in tasks]
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-            for future in as_completed(futures):
-                yield _unwrap(future.result())
-        except BaseException as error:
-            for worker in set(active_children()) - others:
+            futures = [self._pool.submit(_guarded, function, task) for task in tasks]
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for future in as_completed(futures):
+            yield _unwrap(future.result())
+
+    def kill(self) -> None:
+        """End the processes without waiting for their tasks."""
+        if self._pool is not None:
+            for worker in set(active_children()) - self._others:
                 worker.kill()
-            pool.shutdown(cancel_futures=True)
-            if isinstance(error, BrokenProcessPool):
-                reason = "a worker was killed, perhaps because the memory was full: use fewer --workers"
-                raise RankerError(reason) from None
-            raise
+            self.end()
+
+    def end(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+
+_kept: ContextVar[dict[int, _Processes] | None] = ContextVar("kept", default=None)
+"""Processes by their number, inside ``kept_processes``."""
 
 
 def run_with_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:

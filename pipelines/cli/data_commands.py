@@ -12,8 +12,10 @@ from pipelines.cli.options import (
     JSON,
     NEW_FOLDER,
     add_bad_row_limit,
+    add_engine,
     add_overrides,
     bad_row_limit,
+    chosen_engine,
     dump_json,
 )
 
@@ -82,6 +84,7 @@ def add_commands(commands: CommandGroup) -> None:
     add_bad_row_limit(check)
     add_overrides(check)
     check.add_argument("--suggest", action="store_true", help="propose [[counters]] for the log")
+    add_engine(check, "read the files of the log")
     check.add_argument("--json", action="store_true", help=JSON)
 
 
@@ -143,6 +146,6 @@ def _check_command(arguments: argparse.Namespace) -> None:
         from pipelines.training.teachers import open_teachers
 
         open_teachers(config)
-    result = check(config, arguments.quarantine, suggest=arguments.suggest)
+    result = check(config, arguments.quarantine, suggest=arguments.suggest, engine=chosen_engine(arguments))
     print(dump_json(result.to_json()) if arguments.json else result.to_text())
     result.require_usable()

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,19 +90,19 @@ def add_loop_folders(parser: argparse.ArgumentParser, *, required: bool) -> None
     )
 
 
-def add_engine(parser: argparse.ArgumentParser, purpose: str = "") -> None:
-    """Add the engine that scores the files of a log, for a purpose that the help names."""
+def add_engine(parser: argparse.ArgumentParser, work: str = "score the files of the log") -> None:
+    """Add the engine that does a part of the command's work."""
     engines = parser.add_mutually_exclusive_group()
     engines.add_argument(
         "--workers",
         type=positive_int,
         metavar="N",
-        help=f"score the files of the log{purpose} in N processes (default: in one)",
+        help=f"{work} in N processes (default: in one)",
     )
     engines.add_argument(
         "--engine",
         choices=["ray", "spark"],
-        help=f"score the files of the log{purpose} on a cluster, whose workers see all folders under the same paths",
+        help=f"{work} on a cluster, whose workers see all folders under the same paths",
     )
 
 
@@ -110,6 +111,7 @@ def chosen_engine(arguments: argparse.Namespace) -> Engine | None:
     from pipelines.engines import run_in_processes, run_with_ray, run_with_spark
 
     if arguments.engine is not None:
+        import_module({"ray": "ray", "spark": "py4j"}[arguments.engine])  # reported before a folder is created
         return {"ray": run_with_ray, "spark": run_with_spark}[arguments.engine]
     return None if arguments.workers is None else partial(run_in_processes, arguments.workers)
 

@@ -156,7 +156,7 @@ def add_commands(commands: CommandGroup) -> None:
     add_counter_flag(daily)
     daily.add_argument("--fresh", action="store_true", help="train from scratch, such as after a change of features")
     add_embeddings(daily)
-    add_engine(daily, " for the comparison with the served model")
+    add_engine(daily, "read the files of the log before the training, and score those of the day for the comparison,")
     add_overrides(daily)
     daily.add_argument("--json", action="store_true", help=JSON)
 

@@ -1,4 +1,4 @@
-"""Commands for training and evaluation: train, distill, advise, tune, evaluate, compare and report."""
+"""Commands for training and evaluation: prepare, train, distill, advise, tune, evaluate, compare and report."""
 
 from __future__ import annotations
 
@@ -21,21 +21,40 @@ from pipelines.cli.options import (
 )
 from ranking.errors import RankerError, UsageError
 
+READ = "read the files of the log"
+
 if TYPE_CHECKING:
     from pipelines.config.config import Config
+    from pipelines.engines import Engine
     from pipelines.runs.run import RunFolder
     from pipelines.training.warm_start import WarmStart
 
 
 def add_commands(commands: CommandGroup) -> None:
     """Add the commands."""
+    prepare = commands.add(
+        "prepare", "check a log and find its ids and ranges of numbers, for one or several trainings", _prepare_command
+    )
+    prepare.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    _add_run_folder(prepare)
+    add_bad_row_limit(prepare)
+    add_overrides(prepare)
+    add_engine(prepare, READ)
+
     train = commands.add("train", "train a model until its gates converge, and evaluate it", _train_command)
     train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     _add_run_folder(train)
     train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="start from the weights of this run")
     train.add_argument("--reopen", action="store_true", help="with --from: let the gates select their experts again")
+    train.add_argument(
+        "--prepared",
+        type=Path,
+        metavar="RUN",
+        help="use what 'ranker prepare' or an earlier training of the same log and features has found in it",
+    )
     add_bad_row_limit(train)
     add_overrides(train)
+    add_engine(train, f"{READ} before the training")
     train.add_argument("--json", action="store_true", help=JSON)
 
     distill = commands.add(
@@ -149,6 +168,16 @@ def _add_run_folder(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _prepare_command(arguments: argparse.Namespace) -> None:
+    from pipelines.config.config import load_config
+
+    config = load_config(arguments.config, [*arguments.overrides, *bad_row_limit(arguments)])
+    from pipelines.jobs.train import prepare_run
+
+    options = {"resume": arguments.resume, "overwrite": arguments.overwrite, "engine": chosen_engine(arguments)}
+    print(prepare_run(config, arguments.folder, **options).path)
+
+
 def _train_command(arguments: argparse.Namespace) -> None:
     from pipelines.config.config import load_config
 
@@ -159,8 +188,29 @@ def _train_command(arguments: argparse.Namespace) -> None:
 
     if arguments.reopen and arguments.earlier is None:
         raise UsageError("--reopen applies to the gates of an earlier run: name the run with --from")
+    if arguments.prepared is not None and arguments.earlier is not None:
+        raise UsageError("--prepared and --from exclude each other: a training with --from adds the new ids of its log")
     warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
-    _train(arguments, config, warm)
+    prepared = None if arguments.prepared is None else _prepared_run(arguments, config)
+    _train(arguments, config, warm_start=warm, prepared=prepared, engine=chosen_engine(arguments))
+
+
+def _prepared_run(arguments: argparse.Namespace, config: Config) -> RunFolder:
+    """Return the run of ``--prepared``, after checking that the training can use it."""
+    from pipelines.console import is_main_process
+    from pipelines.data.reader import open_log
+    from pipelines.runs.preparation import log_inputs, require_preparation
+    from pipelines.runs.run import RunFolder
+
+    run = RunFolder(arguments.prepared)
+    if run.path.resolve() == arguments.folder.resolve():
+        raise UsageError(f"--prepared {run.path} is the folder of the run itself: continue it with --resume")
+    if config.model.gate.kind == "single_task":
+        raise UsageError("single_task trains a run for each task, and each reads the log: train without --prepared")
+    if is_main_process():
+        inputs = log_inputs(open_log(config.logs, config.training_schema), config.logs)
+        require_preparation(run, config, inputs)
+    return run
 
 
 def _distill_command(arguments: argparse.Namespace) -> None:
@@ -175,10 +225,16 @@ def _distill_command(arguments: argparse.Namespace) -> None:
     for run in runs:
         if run.load_config().training.seed == config.training.seed and not arguments.resume:
             print_status(f"the model starts from the seed of {run.path}; --set training.seed=N gives it another start")
-    _train(arguments, config, None)
+    _train(arguments, config, prepared=runs[0])
 
 
-def _train(arguments: argparse.Namespace, config: Config, warm: WarmStart | None) -> None:
+def _train(
+    arguments: argparse.Namespace,
+    config: Config,
+    warm_start: WarmStart | None = None,
+    prepared: RunFolder | None = None,
+    engine: Engine | None = None,
+) -> None:
     """Train, and print the evaluation."""
     from pipelines.console import is_main_process
     from pipelines.evaluation.format import format_evaluation
@@ -189,9 +245,11 @@ def _train(arguments: argparse.Namespace, config: Config, warm: WarmStart | None
         arguments.folder,
         resume=arguments.resume,
         overwrite=arguments.overwrite,
-        warm_start=warm,
+        warm_start=warm_start,
+        prepared=prepared,
         command=arguments.argv,
         baselines=True,
+        engine=engine,
     )
     if not is_main_process():
         return

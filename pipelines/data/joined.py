@@ -68,7 +68,7 @@ class JoinedColumns:
         """
         if {file.name for file in files} != set(self.digests):
             return False
-        return all(self.digests[file.name] == _digest(file) for file in files)
+        return all(self.digests[file.name] == file.digest for file in files)
 
     def part(self, files: list[LogFile]) -> JoinedColumns | None:
         """Return the columns of some unchanged files of the log, such as those of one of its folders.
@@ -79,7 +79,7 @@ class JoinedColumns:
         Raises:
             LogError: a file cannot be read.
         """
-        digests = {file.name: _digest(file) for file in files}
+        digests = {file.name: file.digest for file in files}
         first = min(digests)
         prefixes = [name.removesuffix(first) for name in self.digests if f"/{name}".endswith(f"/{first}")]
         parts = [
@@ -108,14 +108,6 @@ class JoinedColumns:
             raise LogError(f"{path}: cannot be read ({single_line(error)}); the run is damaged: train again") from None
         with columns:
             yield JoinedFile(columns, parquet.row_group_sizes)
-
-
-def _digest(file: LogFile) -> str:
-    try:
-        with file.open() as parquet:
-            return parquet.digest
-    except (OSError, pa.ArrowException) as error:
-        raise file.read_error(error) from None
 
 
 class JoinedFile:

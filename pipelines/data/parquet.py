@@ -53,6 +53,19 @@ class LogFile:
         """Folder of the partition that the file belongs to."""
         return PurePosixPath(self.path).parent
 
+    @property
+    def digest(self) -> str:
+        """Hash of the footer, see ``footer_digest``.
+
+        Raises:
+            LogError: the file cannot be read.
+        """
+        try:
+            with self.open() as parquet:
+                return parquet.digest
+        except (OSError, pa.ArrowException) as error:
+            raise self.read_error(error) from None
+
     def open(self) -> OpenFile:
         """Open the file and read its footer; use the result in a ``with`` statement.
 

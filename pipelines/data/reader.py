@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
@@ -34,6 +35,9 @@ from ranking.encoding.columns import holds_integers
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError, single_line
 from ranking.schema import Owner, Schema
+
+FOOTER_READERS = 16
+"""Number of threads that read footers of files."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,15 @@ def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
     return tables
 
 
+def open_log(logs: LogsConfig, schema: Schema) -> LogReader:
+    """Open the log and the side tables of a configuration.
+
+    Raises:
+        LogError: as for ``LogReader`` and ``load_tables``.
+    """
+    return LogReader(logs.path, schema, load_tables(logs, schema), until=logs.test_until)
+
+
 class LogReader:
     """Reader of one log.
 
@@ -103,6 +116,7 @@ class LogReader:
         until: exclusive end of the log: later rows are not read. None: the log is read to its end.
 
     Attributes:
+        schema: columns that every file must have.
         until: exclusive end of the log.
         joined: computed columns that the reader adds to the rows; None if there are none.
 
@@ -119,7 +133,7 @@ class LogReader:
         labels: bool = True,
         until: datetime | None = None,
     ) -> None:
-        self._schema = schema
+        self.schema = schema
         self.until = until
         self._tables = tables
         self._labels = labels
@@ -162,32 +176,40 @@ class LogReader:
             for file in partition:
                 for chunk, table, joined, first_row, name in self._read(file, columns, time_range):
                     selected = self._select(table, time_range, users)
-                    candidates = _take(table, selected)
+                    candidates = take_rows(table, selected)
                     superseded = self._replaced.find(file, candidates)
                     new = np.ones(len(selected), np.bool_)
                     if drop_duplicates:
                         new = seen.first_seen(candidates)
                     kept = new & ~superseded
                     rows, dropped = selected[kept], selected[~kept]
-                    table = _join(_take(table, rows), None if joined is None else _take(joined, rows))
+                    table = _join(take_rows(table, rows), None if joined is None else take_rows(joined, rows))
                     scanned = self._clean(table, rows, dropped, chunk, first_row, file.display_name)
                     duplicates = int(np.count_nonzero(~new))
                     replaced = len(dropped) - duplicates
                     yield replace(scanned, duplicates=duplicates, replaced=replaced, name=name)
 
-    def check_columns(self) -> None:
+    def check_files(self) -> dict[str, str]:
         """Check the columns of all files, which ``scan`` checks when it reads them; reads only their footers.
+
+        Returns:
+            Digest of each file by name.
 
         Raises:
             LogError: as for ``scan``.
         """
         checker = self._column_checker()
-        for file in self._files.values():
+
+        def check(file: LogFile) -> str:
             try:
                 with file.open() as parquet:
                     checker.check(file, parquet.schema)
+                    return parquet.digest
             except (OSError, pa.ArrowException) as error:
                 raise file.read_error(error) from None
+
+        with ThreadPoolExecutor(FOOTER_READERS) as pool:  # on object storage, each footer takes a round trip
+            return dict(zip(self._files, pool.map(check, self._files.values()), strict=True))
 
     def row_hashes(self, time_range: TimeRange = ALL_TIME, *, users: float = 1.0) -> Hashes:
         """Return the hashes of the rows that ``scan`` compares to find duplicates [rows].
@@ -199,13 +221,13 @@ class LogReader:
         hashes = [np.empty(0, np.uint64)]
         for file in self._files.values():
             for _, table, *_ in self._read(file, checker, time_range, joined=False):
-                hashes.append(hash_rows(_take(table, self._select(table, time_range, users))))
+                hashes.append(hash_rows(take_rows(table, self._select(table, time_range, users))))
         return np.concatenate(hashes)
 
     def with_schema(self, schema: Schema) -> LogReader:
         """Return a reader of the same files that checks rows against another schema."""
         reader = copy(self)
-        reader._schema = schema
+        reader.schema = schema
         return reader
 
     def with_file(self, name: str) -> LogReader:
@@ -238,7 +260,7 @@ class LogReader:
         for file in self._files.values():
             for _, table, *_ in self._read(file, checker, time_range, columns):
                 with as_log_error(file.display_name):
-                    rows = time_range.select(table, self._schema.columns.time)
+                    rows = time_range.select(table, self.schema.columns.time)
                 yield file.display_name, rows
 
     def read_indexed(self, entries: Sequence[IndexedChunk], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
@@ -258,7 +280,7 @@ class LogReader:
         file = self._files.get(chunk.file)
         if file is None:
             raise LogError(f"{chunk.file}: was removed after the log was indexed; restore it, or train again")
-        columns = list(required_columns(self._schema.logged, labels=True))
+        columns = list(required_columns(self.schema.logged, labels=True))
         try:
             with file.open() as parquet:
                 if parquet.digest != chunk.digest:
@@ -284,18 +306,18 @@ class LogReader:
 
     def _select_split(self, table: pa.Table, entry: IndexedChunk, split: str, logs: LogsConfig, file: str) -> pa.Table:
         """Return the usable rows of a split in a chunk, completed with the side tables."""
-        table = _take(table, np.delete(np.arange(table.num_rows), entry.excluded))
+        table = take_rows(table, np.delete(np.arange(table.num_rows), entry.excluded))
         if entry.rows_by_split[split] < table.num_rows:
-            table = split_range(logs, split).select(table, self._schema.columns.time)
+            table = split_range(logs, split).select(table, self.schema.columns.time)
         if table.num_rows != entry.rows_by_split[split]:
             raise _changed(file)
         with as_log_error(file):
-            return fill_features(table, self._schema, self._tables)
+            return fill_features(table, self.schema, self._tables)
 
     def _column_checker(self) -> ColumnChecker:
         side_columns = {owner: table.table.column_names for owner, table in self._tables.items()}
         files = list(self._files.values())
-        schema = self._schema.logged
+        schema = self.schema.logged
         return ColumnChecker(schema, labels=self._labels, side_columns=side_columns, files=files)
 
     def partitions(self) -> list[list[LogFile]]:
@@ -326,7 +348,7 @@ class LogReader:
                     self._check_ids(file.display_name, parquet.schema)
                 rows = None
                 if time_range.bounded:
-                    time = self._schema.columns.time
+                    time = self.schema.columns.time
                     with as_log_error(file.display_name):
                         rows = time_range.expression(time, parquet.schema.field(time).type)
                 digest, sizes = parquet.digest, parquet.row_group_sizes
@@ -358,7 +380,7 @@ class LogReader:
             LogError: the file changed after the columns were computed, or they cannot be read.
             ValueError: the schema has computed columns, but the reader was given none.
         """
-        if not needed or not self._labels or not self._schema.derived:
+        if not needed or not self._labels or not self.schema.derived:
             return nullcontext()
         if self.joined is None:
             raise ValueError("the schema has counters or histories: compute their columns first")
@@ -370,7 +392,7 @@ class LogReader:
         """Yield the computed columns of each chunk of a row group."""
         if joined is None:
             return repeat(None)
-        columns = {feature.column for feature in self._schema.inputs} & self._schema.derived_columns
+        columns = {feature.column for feature in self.schema.inputs} & self.schema.derived_columns
         return joined.chunks(group, columns, stop, threads=threads)
 
     def _check_ids(self, file: str, stored: pa.Schema) -> None:
@@ -380,7 +402,7 @@ class LogReader:
             LogError: the ids of a side table are text that never is the decimal text of an integer.
         """
         for owner, table in self._tables.items():
-            name = str(self._schema.id_column(owner))
+            name = str(self.schema.id_column(owner))
             if name not in stored.names or not pa.types.is_integer(stored.field(name).type):
                 continue
             if len(table) and not holds_integers(table.ids):
@@ -391,7 +413,7 @@ class LogReader:
         """Return the positions of the rows of a share of the users in a time range, and of those without a time."""
         selected = self._positions_in_range(table, time_range)
         if users < 1:
-            selected = selected[in_share(table[self._schema.columns.user].take(selected), users)]
+            selected = selected[in_share(table[self.schema.columns.user].take(selected), users)]
         return selected
 
     def _positions_in_range(self, table: pa.Table, time_range: TimeRange) -> npt.NDArray[np.int64]:
@@ -399,7 +421,7 @@ class LogReader:
         positions = np.arange(table.num_rows)
         if not time_range.bounded:
             return positions
-        time = self._schema.columns.time
+        time = self.schema.columns.time
         rows = pa.table({time: table[time], "": positions})
         selected = rows.filter(time_range.expression(time, table[time].type) | pc.field(time).is_null())
         result: npt.NDArray[np.int64] = selected[""].to_numpy()
@@ -416,12 +438,12 @@ class LogReader:
     ) -> ScannedChunk:
         """Separate the usable from the bad rows among the selected rows of a chunk."""
         with as_log_error(file):
-            completed = fill_features(table, self._schema, self._tables)
-            reasons = bad_row_reasons(completed, self._schema, labels=self._labels)
+            completed = fill_features(table, self.schema, self._tables)
+            reasons = bad_row_reasons(completed, self.schema, labels=self._labels)
         good = reasons.is_null()
         bad = pc.invert(good)
         bad_positions = selected[bad.to_numpy(zero_copy_only=False)]
-        logged = table.drop_columns([c for c in self._schema.derived_columns if c in table.column_names])
+        logged = table.drop_columns([c for c in self.schema.derived_columns if c in table.column_names])
         rows = [_to_json(row) for row in logged.filter(bad).to_pylist()]
         bad_rows = pa.table(
             {
@@ -436,7 +458,7 @@ class LogReader:
         return ScannedChunk(completed.filter(good), bad_rows, file, chunk, excluded, positions)
 
 
-def _take(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
+def take_rows(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
     """Return the rows at ascending positions, without a copy if these are all rows."""
     return table if len(positions) == table.num_rows else table.take(positions)
 

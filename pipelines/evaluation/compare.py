@@ -12,7 +12,7 @@ import numpy as np
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
 from pipelines.console import print_status
-from pipelines.engines import Engine
+from pipelines.engines import Engine, kept_processes
 from pipelines.evaluation.baselines.fit import Baselines, fit_baselines
 from pipelines.evaluation.baselines.measure import measure_baselines
 from pipelines.evaluation.differences import bootstrap_metrics, metric_difference
@@ -31,6 +31,7 @@ LABEL_FIELDS = {"kind", "label", "transform", "mask"}
 """Fields in which two tasks of the same name must agree to be comparable."""
 
 
+@kept_processes()
 def compare(
     a: Iterable[Scorer],
     b: Iterable[Scorer],

@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
 from pipelines.data.parquet import find_log_files
-from pipelines.engines import Engine
+from pipelines.engines import Engine, kept_processes
 from pipelines.evaluation.baselines.fit import Baselines, fit_baselines
 from pipelines.evaluation.baselines.measure import measure_baselines
 from pipelines.evaluation.differences import UPWARD_BIASED, bootstrap_metrics
@@ -38,6 +38,7 @@ CAN_BE_NEGATIVE = ("r2",)
 """Metrics that can be negative."""
 
 
+@kept_processes()
 def evaluate_all(
     sources: Iterable[Scorer],
     logs: Uri | None = None,

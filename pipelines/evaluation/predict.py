@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pipelines.console import print_status
 from pipelines.counters.columns import joined_columns
-from pipelines.data.reader import LogReader
+from pipelines.data.file_scans import FileCall, scan_files
+from pipelines.data.reader import LogReader, ScannedChunk
 from pipelines.data.user_share import describe_share
-from pipelines.engines import Engine
-from pipelines.evaluation.parts import score_parts
+from pipelines.engines import Engine, kept_processes
 from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.scored_rows import PredictBaselines, ScoredRows, score_rows
-from pipelines.evaluation.sources import LogRange, Scorer
+from pipelines.evaluation.sources import LogRange, Scorer, resolve_scorers
 from ranking.errors import LogError
 from ranking.model.gate_stats import GateStatistics
 
@@ -27,6 +29,44 @@ class NoRowsError(LogError):
     """A time range of a log, or its share of the users, has no row to evaluate."""
 
 
+class _Scoring:
+    """What the scoring of all files of a log has in common.
+
+    A worker of an engine loads the model itself, by the path that is its name, and uses one thread.
+
+    Args:
+        source: the model.
+        log_range: the rows to score.
+        slices: slice names.
+        baselines: predictions of the baselines.
+    """
+
+    def __init__(
+        self, source: Scorer, log_range: LogRange, slices: Sequence[str], baselines: PredictBaselines | None
+    ) -> None:
+        self.log_range, self.slices, self.baselines = log_range, slices, baselines
+        self._source: Scorer | None = source
+        self._model = Path(source.name).absolute()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker gets."""
+        return self.__dict__ | {"_source": None}
+
+    @property
+    def source(self) -> Scorer:
+        """The model."""
+        if self._source is None:
+            torch.set_num_threads(1)
+            (self._source,) = resolve_scorers(self._model)
+        return self._source
+
+    def open_log(self) -> LogReader:
+        """Open the log."""
+        path, until, source = self.log_range.path, self.log_range.time_range.until, self.source
+        return LogReader(path, source.schema, dict(source.tables), until=until)
+
+
+@kept_processes()
 def predict(
     source: Scorer,
     log_range: LogRange,
@@ -50,14 +90,18 @@ def predict(
         NoRowsError: the time range contains no usable row of these users.
         OutputError: the folder for temporary files cannot be written.
     """
-    reader = LogReader(log_range.path, source.schema, dict(source.tables), until=log_range.time_range.until)
+    scoring, rows = _Scoring(source, log_range, slices, baselines), ScoredRows.empty(source, slices)
+    reader = scoring.open_log()
+    call = FileCall(scoring.open_log, _score_file, scoring, log_range.time_range, log_range.users)
     with joined_columns(reader, source.schema, log_range.features, source.derived) as joined:
-        reader = reader.with_joined(joined)
-        if engine is None:
-            rows = score_rows(source, reader, log_range, slices, baselines)
-        else:
-            rows = score_parts(source, reader, log_range, slices, baselines, engine)
+        for part in scan_files(reader.with_joined(joined), call, "scoring", engine):
+            rows.extend(part)
     return _predictions(source, log_range, rows)
+
+
+def _score_file(chunks: Iterator[ScannedChunk], _: int, scoring: _Scoring) -> ScoredRows:
+    """Score the rows of a file."""
+    return score_rows(scoring.source, chunks, scoring.slices, scoring.baselines)
 
 
 def _predictions(source: Scorer, log_range: LogRange, rows: ScoredRows) -> Predictions:

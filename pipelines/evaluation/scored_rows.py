@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 
@@ -11,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipelines.data.dedup import Hashes
-from pipelines.data.reader import LogReader, as_log_error
+from pipelines.data.reader import ScannedChunk, as_log_error
 from pipelines.data.splits import TimeRange, local_days
 from pipelines.evaluation.predictions import MAX_ROWS_PER_FILE, with_file_numbers
 from pipelines.evaluation.slices import Slice, make_slice, simulates_absence, without_row
-from pipelines.evaluation.sources import LogRange, Scorer
+from pipelines.evaluation.sources import Scorer
 from pipelines.inspection.profile import first_bad_row
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import Float32
@@ -86,29 +85,22 @@ class ScoredRows:
 
 @torch.no_grad()
 def score_rows(
-    source: Scorer,
-    reader: LogReader,
-    log_range: LogRange,
-    slices: Sequence[str],
-    baselines: PredictBaselines | None,
-    earlier: Hashes | None = None,
+    source: Scorer, chunks: Iterator[ScannedChunk], slices: Sequence[str], baselines: PredictBaselines | None
 ) -> ScoredRows:
     """Score the rows of a log batch by batch.
 
     Args:
         source: the model.
-        reader: the log.
-        log_range: the rows to score; its path is that of the reader.
+        chunks: the rows.
         slices: slice names, each in ``Schema.sliceable``.
         baselines: predictions of the baselines, which are added to those of the model.
-        earlier: hashes of rows that occur before those of the reader, see ``LogReader.scan``.
 
     Raises:
         LogError: the log cannot be used.
     """
     schema, columns = source.schema, source.schema.columns
     rows = ScoredRows.empty(source, slices)
-    for chunk in reader.scan(log_range.time_range, users=log_range.users, earlier=earlier):
+    for chunk in chunks:
         file = rows.files.setdefault(chunk.file, len(rows.files))
         rows.bad_rows.update(chunk.bad["reason"].to_pylist())
         rows.first_bad = rows.first_bad or first_bad_row(chunk.bad)

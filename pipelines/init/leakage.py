@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.inspection.feature_inspection import Association, FeatureInspector
@@ -22,7 +23,7 @@ def suspicious_features(rows: pa.Table, schema: Schema) -> list[Association]:
         schema: features and tasks.
     """
     inspector = FeatureInspector(schema)
-    inspector.add(fill_features(rows, schema, {}))
+    inspector.add(fill_features(rows, schema, {}), np.arange(len(rows)))
     return [found for found in inspector.associations() if _is_suspicious(found)]
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.data.splits import local_microseconds
+from pipelines.config.config import LogsConfig
+from pipelines.data.reader import LogReader
+from pipelines.data.splits import local_microseconds, split_range
 from ranking.counters.keys import PartHashes, counter_keys
 from ranking.encoding.vocabulary import IdArray
 from ranking.schema import ID_OWNERS, CategoricalFeature, Counter, PooledFeature, Schema
@@ -67,11 +69,30 @@ class SuggestedCounter:
         return f"[[counters]]   {figures}\nof = [{of}]\nlabels = [{labels}]\n{delay}"
 
 
-class CounterSuggester:
-    """Counts how often keys repeat; call ``add`` per table of the training split.
+def suggest_counters(reader: LogReader, logs: LogsConfig, schema: Schema) -> list[SuggestedCounter]:
+    """Return the counters that fit a log, from the first ``SAMPLED_ROWS`` rows of its training split.
 
     Candidates are the user, the item, each of them with each categorical feature of the context, and the user with each
     categorical or bag feature of items.
+
+    Args:
+        reader: the log.
+        logs: time bounds of the splits.
+        schema: features and tasks.
+
+    Raises:
+        LogError: the log cannot be read.
+    """
+    suggester = CounterSuggester(schema)
+    for chunk in reader.scan(split_range(logs, "train")):
+        suggester.add(chunk.rows)
+        if suggester.is_full:
+            break
+    return suggester.suggestions()
+
+
+class CounterSuggester:
+    """Counts how often keys repeat.
 
     Args:
         schema: features and tasks.
@@ -99,6 +120,11 @@ class CounterSuggester:
         for task in self._schema.tasks:
             label = rows[task.label].cast(pa.float64(), safe=False).fill_null(0.0).to_numpy()
             self._positives[task.name] += int(np.count_nonzero(label))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further rows would be ignored."""
+        return self._rows == SAMPLED_ROWS
 
     def suggestions(self) -> list[SuggestedCounter]:
         """Return the counters to declare: single keys first, then pairs, those that repeat most first."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.data.dedup import value_hashes
-from pipelines.inspection.sample import Matrix, RowSample
 from ranking.encoding.encoder import encode_labels
 from ranking.encoding.encoder_fitter import MIN_INDICATED, has_indicator
+from ranking.encoding.row_sample import Matrix, Positions, RowSample
 from ranking.metrics.binary import auc
 from ranking.schema import InputFeature, NumberFeature, Schema, Task
 from ranking.schema.value_text import value_text
@@ -67,23 +67,25 @@ class Association:
 class FeatureInspector:
     """Collects what is needed to judge the features of a log; call ``add`` per table of the training split.
 
+    Parts of a log are added by ``part`` and ``merge``, as with ``EncoderFitter``.
+
     Args:
         schema: features and tasks.
     """
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._sample = RowSample(SAMPLED_ROWS, self._encode)
-        self._candidates: dict[str, Any] = {}  # the only value of each feature that is constant so far
+        self._sample = RowSample(SAMPLED_ROWS)
+        self._candidates: dict[str, Any] = {}  # the first value of each feature
         self._hashes: dict[str, np.uint64] = {}
         self._varying: set[str] = set()
         self._nulls: Counter[str] = Counter()
         self._rows = 0
 
-    def add(self, rows: pa.Table) -> None:
-        """Add usable rows of the training split."""
+    def add(self, rows: pa.Table, positions: Positions) -> None:
+        """Add usable rows of the training split, and the position of each in the log [rows]."""
         self._rows += rows.num_rows
-        self._sample.add(rows)
+        self._sample.add(positions, lambda chosen: self._encode(rows.take(chosen)))
         for feature in self._schema.inputs:
             column = rows[feature.column].combine_chunks()
             self._nulls[feature.name] += column.null_count
@@ -97,6 +99,23 @@ class FeatureInspector:
             self._candidates.setdefault(feature.name, column[0].as_py())
             if (hashes != first).any():
                 self._varying.add(feature.name)
+
+    def part(self) -> Self:
+        """Return an empty inspector for a part of the log."""
+        part = type(self)(self._schema)
+        part._sample, part._varying = self._sample.part(), set(self._varying)
+        return part
+
+    def merge(self, part: Self) -> None:
+        """Add a part of the log, which follows the parts before."""
+        self._rows += part._rows
+        self._sample.merge(part._sample)
+        self._nulls += part._nulls
+        self._varying |= part._varying
+        for name, value in part._candidates.items():
+            self._candidates.setdefault(name, value)
+            if self._hashes.setdefault(name, part._hashes[name]) != part._hashes[name]:
+                self._varying.add(name)
 
     def warnings(self) -> Iterator[str]:
         """Yield a message for each absent or constant feature, then for each copy of a label."""
@@ -144,7 +163,7 @@ class FeatureInspector:
 
     def associations(self) -> Iterator[Association]:
         """Yield how well each feature alone predicts each label in a sample."""
-        sample = self._sample.rows()
+        sample = self._sample.values()
         if sample is None:
             return
         features = self._schema.inputs

@@ -8,6 +8,7 @@ tenth of the labels may be wrong, and wide, so that the tail of a heavy-tailed d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from pipelines.config.config import LogsConfig
 from pipelines.data.log_schema import to_float64
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import split_range
-from pipelines.inspection.sample import Matrix, RowSample
+from ranking.encoding.row_sample import Matrix, Positions, RowSample
 from ranking.schema import Schema, Task
 
 SAMPLED_LABELS = 100_000
@@ -44,12 +45,13 @@ def estimate_label_bounds(reader: LogReader, logs: LogsConfig, schema: Schema) -
     tasks = [task for task in schema.tasks if task.kind == "regression" and None in (task.min, task.max)]
     if not tasks:
         return schema
-    sample = RowSample(SAMPLED_LABELS, lambda rows: _labels(rows, tasks))
+    sample, read = RowSample(SAMPLED_LABELS), 0
     columns = {schema.columns.time, *(task.label for task in tasks), *(task.mask for task in tasks if task.mask)}
     for file, rows in reader.read_columns(columns, split_range(logs, "train")):
         with as_log_error(file):
-            sample.add(rows)
-    labels = sample.rows()
+            sample.add(np.arange(read, read + len(rows)), partial(_labels, rows, tasks))
+        read += len(rows)
+    labels = sample.values()
     if labels is None:
         return schema
     bounds = {task.name: default_bounds(task, labels[:, i]) for i, task in enumerate(tasks)}
@@ -99,9 +101,9 @@ def default_bounds(task: Task, labels: npt.NDArray[np.float64]) -> tuple[float |
     )
 
 
-def _labels(rows: pa.Table, tasks: Sequence[Task]) -> Matrix:
-    """Return the labels before the transform [rows, tasks]; NaN where null or masked."""
-    columns = []
+def _labels(table: pa.Table, tasks: Sequence[Task], chosen: Positions) -> Matrix:
+    """Return the labels of some rows before the transform [rows, tasks]; NaN where null or masked."""
+    rows, columns = table.take(chosen), []
     for task in tasks:
         label = to_float64(rows, task.label, f"the label of '{task.name}'").to_numpy(zero_copy_only=False)
         if task.mask is not None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +21,22 @@ import pyarrow.compute as pc
 
 from pipelines.config.config import LogsConfig
 from pipelines.config.uri import redact_uri
-from pipelines.console import Progress
+from pipelines.data.file_scans import FileCall, scan_files
 from pipelines.data.index import IndexedChunk, LogIndex
-from pipelines.data.reader import LogReader, as_log_error
+from pipelines.data.reader import LogReader, ScannedChunk, as_log_error, open_log, take_rows
 from pipelines.data.splits import SPLITS, TimeRange, local_days, split_range
+from pipelines.engines import Engine
 from pipelines.inspection.feature_inspection import FeatureInspector
 from pipelines.inspection.label_bounds import label_bounds
+from pipelines.work_folder import open_work_folder
 from ranking.artifacts.atomic_files import check_folder, write_errors
 from ranking.encoding.encoder import encode_labels
+from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.errors import LogError
 from ranking.schema import Schema
+
+ROW_BITS = 40
+"""Number of bits of the position of a row that are its position in its file; the others number the file."""
 
 
 @dataclass
@@ -45,6 +54,12 @@ class LabelProfile:
     total: float = 0.0
     low: float = float("inf")
     high: float = float("-inf")
+
+    def merge(self, part: Self) -> None:
+        """Add the labels of other rows."""
+        self.rows += part.rows
+        self.total += part.total
+        self.low, self.high = min(self.low, part.low), max(self.high, part.high)
 
     @property
     def mean(self) -> float | None:
@@ -86,6 +101,32 @@ class LogProfile:
     days: Counter[date] = field(default_factory=Counter)
     label_bounds: dict[str, list[float | None]] = field(default_factory=dict)
     index: LogIndex = field(default_factory=lambda: LogIndex([]))
+
+    @classmethod
+    def empty(cls, schema: Schema) -> Self:
+        """Return a profile without rows."""
+        labels = {split: {task.name: LabelProfile() for task in schema.tasks} for split in SPLITS}
+        return cls(FeatureInspector(schema), labels=labels, label_bounds=label_bounds(schema))
+
+    def part(self) -> Self:
+        """Return a profile without rows for a file of the log, which ``merge`` adds."""
+        labels = {split: {task: LabelProfile() for task in labels} for split, labels in self.labels.items()}
+        return type(self)(self.features.part(), labels=labels, label_bounds=self.label_bounds)
+
+    def merge(self, part: Self) -> None:
+        """Add the profile of a file, which follows the files before."""
+        self.features.merge(part.features)
+        for split in SPLITS:
+            self.rows[split] += part.rows[split]
+            for task, label in part.labels[split].items():
+                self.labels[split][task].merge(label)
+        self.duplicates += part.duplicates
+        self.replaced += part.replaced
+        self.bad.update(part.bad)
+        self.first_bad = self.first_bad or part.first_bad
+        self.nulls.update(part.nulls)
+        self.days += part.days
+        self.index.entries += part.index.entries
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``survey.json``."""
@@ -134,57 +175,115 @@ def _width(names: Iterable[str], least: int) -> int:
     return max([least, *map(len, names)])
 
 
+@dataclass
+class _Survey:
+    """What is collected while a log, or one of its files, is read.
+
+    Attributes:
+        logs: time bounds of the splits.
+        schema: features and tasks.
+        profile: the profile.
+        fitters: fitted to the training split.
+        bad_rows: open file for bad rows; None: they are only counted.
+        folder: folder in which workers write a file of bad rows for each file of the log; None: not used.
+        written: the file in ``folder``; None without bad rows.
+    """
+
+    logs: LogsConfig
+    schema: Schema
+    profile: LogProfile
+    fitters: Sequence[EncoderFitter]
+    bad_rows: IO[str] | None = None
+    folder: Path | None = None
+    written: Path | None = None
+
+
 def profile_log(
     reader: LogReader,
     logs: LogsConfig,
     schema: Schema,
     quarantine: Path | None = None,
-    on_train: Callable[[pa.Table], None] | None = None,
+    fitters: Sequence[EncoderFitter] = (),
+    engine: Engine | None = None,
 ) -> LogProfile:
     """Read the log once from ``logs.train_from`` on and profile it.
 
     Args:
         reader: the log.
-        logs: time bounds of the splits.
+        logs: the log and the time bounds of its splits.
         schema: features and tasks.
         quarantine: file for bad rows with one JSON object per line: file, file_row, reason, row. None: not written.
-        on_train: called with each table of usable rows of the training split.
+        fitters: are fitted to the usable rows of the training split.
+        engine: lets its workers read the files of the log, which gives the same result; None: this process does.
 
     Raises:
         LogError: the log cannot be read, or it has no usable row.
         OutputError: the quarantine file cannot be written.
     """
-    labels = {split: {task.name: LabelProfile() for task in schema.tasks} for split in SPLITS}
-    profile = LogProfile(FeatureInspector(schema), labels=labels, label_bounds=label_bounds(schema))
-    progress = Progress("reading the log", unit="rows")
-    with open_quarantine(quarantine) as stream:
-        for chunk in reader.scan(TimeRange(since=logs.train_from)):
-            progress.advance(chunk.rows.num_rows)
-            profile.duplicates += chunk.duplicates
-            profile.replaced += chunk.replaced
-            profile.bad.update(chunk.bad["reason"].to_pylist())
-            write_bad_rows(chunk.bad, stream)
-            if profile.first_bad is None:
-                profile.first_bad = first_bad_row(chunk.bad)
-            profile.days += count_days(chunk.rows[schema.columns.time])
-            rows_by_split = {}
-            for split in SPLITS:
-                with as_log_error(chunk.file):
-                    rows = split_range(logs, split).select(chunk.rows, schema.columns.time)
-                rows_by_split[split] = rows.num_rows
-                if rows.num_rows:
-                    _count(profile, split, rows, schema)
-                    if split == "train":
-                        profile.features.add(rows)
-                        if on_train is not None:
-                            with as_log_error(chunk.file):
-                                on_train(rows)
-            profile.index.entries.append(IndexedChunk(chunk.chunk, rows_by_split, chunk.excluded))
-    progress.close()
+    survey = _Survey(logs, schema, LogProfile.empty(schema), fitters)
+    profile, time_range = survey.profile, TimeRange(since=logs.train_from)
+    call = FileCall(partial(open_log, logs, schema), _survey_file, survey, time_range)
+    with open_quarantine(quarantine) as stream, ExitStack() as stack:
+        if engine is not None and quarantine is not None:
+            survey.folder = stack.enter_context(open_work_folder("quarantine")).path
+        elif quarantine is not None:
+            survey.bad_rows = stream
+        for file, part in scan_files(reader, call, "reading the log", engine):
+            profile.merge(part.profile)
+            with as_log_error(file):
+                for fitter, fitted in zip(fitters, part.fitters, strict=True):
+                    fitter.merge(fitted)
+            if part.written is not None:
+                with part.written.open() as bad_rows:
+                    shutil.copyfileobj(bad_rows, stream)
+                part.written.unlink()
     if not sum(profile.rows.values()):
         reason = f"all rows are bad: {dict(profile.bad)}" if profile.bad else "the log is empty"
         raise LogError(f"{redact_uri(logs.path)}: no usable row, {reason}")
     return profile
+
+
+def _survey_file(chunks: Iterator[ScannedChunk], number: int, whole: _Survey) -> tuple[str, _Survey]:
+    """Return the name in messages and the survey of a file of a log, of which ``whole`` has other files, or none."""
+    profile, fitters = whole.profile.part(), [fitter.part() for fitter in whole.fitters]
+    part, file = _Survey(whole.logs, whole.schema, profile, fitters), ""
+    with ExitStack() as stack:
+        stream = whole.bad_rows
+        for chunk in chunks:
+            file = chunk.file
+            if chunk.bad.num_rows and stream is None and whole.folder is not None:
+                part.written = whole.folder / uuid4().hex
+                stream = stack.enter_context(open_quarantine(part.written))
+            if stream is not None:
+                write_bad_rows(chunk.bad, stream)
+            with as_log_error(file):
+                _add_chunk(part, chunk, number)
+    return file, part
+
+
+def _add_chunk(survey: _Survey, chunk: ScannedChunk, number: int) -> None:
+    """Add a chunk of a file of the log."""
+    profile, schema, time = survey.profile, survey.schema, survey.schema.columns.time
+    profile.duplicates += chunk.duplicates
+    profile.replaced += chunk.replaced
+    profile.bad.update(chunk.bad["reason"].to_pylist())
+    if profile.first_bad is None:
+        profile.first_bad = first_bad_row(chunk.bad)
+    profile.days += count_days(chunk.rows[time])
+    positions = (number << ROW_BITS) + chunk.positions
+    indices = pa.table({time: chunk.rows[time], "": np.arange(len(chunk.rows))})
+    rows_by_split = {}
+    for split in SPLITS:
+        selected = split_range(survey.logs, split).select(indices, time)[""].to_numpy()
+        rows_by_split[split] = len(selected)
+        if len(selected):
+            rows = take_rows(chunk.rows, selected)
+            _count(profile, split, rows, schema)
+            if split == "train":
+                profile.features.add(rows, positions[selected])
+                for fitter in survey.fitters:
+                    fitter.add(rows, positions[selected])
+    profile.index.entries.append(IndexedChunk(chunk.chunk, rows_by_split, chunk.excluded))
 
 
 def _count(profile: LogProfile, split: str, rows: pa.Table, schema: Schema) -> None:

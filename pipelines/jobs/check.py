@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from pipelines.config.config import Config
 from pipelines.counters.columns import joined_columns
-from pipelines.data.reader import LogReader, load_tables
-from pipelines.inspection.counter_suggestions import CounterSuggester, SuggestedCounter
+from pipelines.data.reader import open_log
+from pipelines.engines import Engine
+from pipelines.inspection.counter_suggestions import SuggestedCounter, suggest_counters
 from pipelines.inspection.label_bounds import estimate_label_bounds
 from pipelines.inspection.profile import LogProfile, profile_log
 from pipelines.inspection.quality import find_errors, find_late_histories, find_warnings, require_learnable
@@ -68,13 +67,16 @@ class LogCheck:
         require_memory(self.config, self.table_sizes, self.profile.rows["train"])
 
 
-def check(config: Config, quarantine: Path | None = None, *, suggest: bool = False) -> LogCheck:
+def check(
+    config: Config, quarantine: Path | None = None, *, suggest: bool = False, engine: Engine | None = None
+) -> LogCheck:
     """Read the log once and judge it.
 
     Args:
         config: the whole configuration.
         quarantine: file for the bad rows; None: not written.
-        suggest: whether to propose counters.
+        suggest: whether to propose counters, for which a part of the log is read once more.
+        engine: lets its workers read the files of the log, which gives the same result; None: this process does.
 
     Raises:
         LogError: the log cannot be read, or it has no usable row.
@@ -84,21 +86,14 @@ def check(config: Config, quarantine: Path | None = None, *, suggest: bool = Fal
     require_memory(config)
     if quarantine is not None:
         check_writable(quarantine)
-    schema = config.training_schema
-    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema), until=config.logs.test_until)
-    schema = estimate_label_bounds(reader, config.logs, schema)
+    reader = open_log(config.logs, config.training_schema)
+    schema = estimate_label_bounds(reader, config.logs, config.training_schema)
     fitter = EncoderFitter(schema)
-    suggester = CounterSuggester(schema) if suggest else None
-
-    def add(rows: pa.Table) -> None:
-        fitter.add(rows)
-        if suggester is not None:
-            suggester.add(rows)
-
     reader = reader.with_schema(schema)
     with joined_columns(reader, schema) as joined:
-        profile = profile_log(reader.with_joined(joined), config.logs, schema, quarantine, on_train=add)
+        reader = reader.with_joined(joined)
+        profile = profile_log(reader, config.logs, schema, quarantine, [fitter], engine)
+        suggestions = suggest_counters(reader, config.logs, schema) if suggest else None
     sizes = {name: mapping.size for name, mapping in fitter.encoder().id_mappings.items()}
-    suggestions = None if suggester is None else suggester.suggestions()
     warnings = [*find_warnings(profile, config), *find_late_histories(profile, schema)]
     return LogCheck(config, profile, sizes, find_errors(profile, config), warnings, suggestions)

@@ -70,7 +70,7 @@ def daily(
         fresh: train from scratch instead of from the run of the served model.
         embeddings: type of the rows of embedding tables in the bundle.
         command: arguments of the command line, stored in the run.
-        engine: scores the files of the day for the comparison, see ``predict``.
+        engine: reads the files of the log before the training, and scores those of the day for the comparison.
 
     Returns:
         ``daily.json``: ``day``, ``model``, ``from`` (day of the run that training started from, or None), ``against``
@@ -103,7 +103,12 @@ def daily(
         _require_rows(config, day)
     _print_start(day, name, served, earlier, runs, fresh=fresh)
     run = train(
-        config, folder, resume=True, warm_start=None if earlier is None else WarmStart(earlier, False), command=command
+        config,
+        folder,
+        resume=True,
+        warm_start=None if earlier is None else WarmStart(earlier, False),
+        command=command,
+        engine=engine,
     )
     comparison, regressions, no_power = None, [], None
     if served is not None:

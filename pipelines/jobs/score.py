@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -117,7 +117,7 @@ def score_parts(
     ranker.tasks(tasks)
     check_creatable(out)
     scorer, quarantine = LogScorer(ranker, logs, tasks), _quarantine(out)
-    scorer.reader.check_columns()
+    scorer.reader.check_files()
     names, schema = tuple(task.name for task in scorer.tasks), scorer.schema()
     scored, progress = ScoredRows(set(scorer.features)), Progress("scoring", unit="rows")
     with atomic_directory(out) as draft:
@@ -151,7 +151,7 @@ def score_part(part: Part) -> ScoredRows:
     return result
 
 
-@cache
+@lru_cache(maxsize=1)
 def _worker_scorer(folder: Path, logs: Uri, tasks: tuple[str, ...]) -> LogScorer:
     """Return the scorer of this worker, which loads the bundle once for all of its parts."""
     return LogScorer(bundle.load(folder), logs, tasks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 
 from pipelines.config.config import Config
 from pipelines.console import print_status
+from pipelines.engines import Engine
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.predict import NoRowsError
 from pipelines.evaluation.sources import run_scorer
@@ -26,7 +27,7 @@ from pipelines.training.distributed import DistContext, get_world_size, init_dis
 from pipelines.training.id_dropout import IdDropout
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model, load_model
-from pipelines.training.setup import base_rate_outputs, prepare
+from pipelines.training.setup import TrainingData, base_rate_outputs, prepare, prepare_log
 from pipelines.training.task_similarity import start_similar_tasks_alike
 from pipelines.training.teachers import load_teachers, open_teachers
 from pipelines.training.trainer import OnCheck, Trainer
@@ -42,6 +43,8 @@ from ranking.model.mmoe import MMoE
 from ranking.schema import Schema
 from ranking.selection import RoutingCost, Selection, flops
 
+SINGLE_TASKS = "single_task trains a run for each task, and each of them reads the log: train it without a preparation"
+
 
 def train(
     config: Config,
@@ -51,9 +54,10 @@ def train(
     overwrite: bool = False,
     warm_start: WarmStart | None = None,
     on_check: OnCheck | None = None,
-    columns_from: RunFolder | None = None,
+    prepared: RunFolder | None = None,
     command: Sequence[str] = (),
     baselines: bool = False,
+    engine: Engine | None = None,
 ) -> RunFolder:
     """Train on the configured log; the single-task baseline trains its models one after the other.
 
@@ -66,9 +70,10 @@ def train(
         overwrite: replace an unfinished run in the folder.
         warm_start: earlier run to start from.
         on_check: callback for each line of metrics.jsonl; an exception that it raises ends the training.
-        columns_from: run whose columns of counters and histories are reused if they belong to this log and schema.
+        prepared: run whose preparation is used if it fits, see ``require_preparation``.
         command: arguments of the command line, stored in the run; empty if the training was started from Python.
         baselines: whether the final evaluation compares the model with the configured baselines.
+        engine: lets its workers read the files of the log before the training, see ``prepare``.
 
     Raises:
         LogError: the log cannot be used.
@@ -82,28 +87,60 @@ def train(
     if not (resume and RunFolder(folder).finished):
         open_teachers(config)  # wrong ones are reported before the log is read
     if isinstance(config.model.gate, SingleTaskConfig):
-        return _train_single_tasks(config, folder, command, baselines, resume=resume, overwrite=overwrite)
+        options = {"command": command, "baselines": baselines, "engine": engine}
+        return _train_single_tasks(config, folder, resume=resume, overwrite=overwrite, options=options)
     with init_distributed() as context:
         _require_divisible(config, context)
         with _open_run_folder(config, folder, context, command, resume=resume, overwrite=overwrite) as run:
             if run.finished:
                 print_status(f"{folder}: training has already finished")
             else:
-                _train_with_trackers(config, run, context, warm_start, on_check, columns_from, baselines)
+                preparation = partial(prepare, config, run, context, warm_start, prepared, engine)
+                _train_with_trackers(config, run, context, preparation, warm_start, on_check, baselines)
+    return run
+
+
+def prepare_run(
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    engine: Engine | None = None,
+) -> RunFolder:
+    """Do what a training does before its first step; ``train`` continues the run, or uses its preparation for others.
+
+    Args:
+        config: the whole configuration.
+        folder: the run folder, see ``train``.
+        resume: continue the run in the folder, or start it.
+        overwrite: replace an unfinished run in the folder.
+        engine: lets its workers read the files of the log, see ``prepare``.
+
+    Raises:
+        As ``train``, but the training need not fit into the memory of this machine.
+    """
+    if isinstance(config.model.gate, SingleTaskConfig):
+        raise UsageError(SINGLE_TASKS)
+    if get_world_size() > 1:
+        raise UsageError("one process prepares a training: run 'ranker prepare' without torchrun")
+    with _open_run_folder(config, folder, DistContext(), None, resume=resume, overwrite=overwrite) as run:
+        prepare_log(config, run, engine=engine)
     return run
 
 
 def _train_single_tasks(
-    config: Config, folder: Path, command: Sequence[str], baselines: bool, *, resume: bool, overwrite: bool
+    config: Config, folder: Path, *, resume: bool, overwrite: bool, options: dict[str, Any]
 ) -> RunFolder:
-    """Train one model per task."""
+    """Train one model per task; ``options`` are arguments of ``train``."""
     if get_world_size() > 1:
         raise UsageError("single_task trains its models one after the other in one process: run it without torchrun")
+    command = options["command"]
     with _open_run_folder(config, folder, DistContext(), command, resume=resume, overwrite=overwrite) as run:
         runs = {}
         for task, task_config in single_task.task_configs(config).items():
             print_status(f"training the model of task {task}")
-            runs[task] = train(task_config, run.task_folder(task), resume=resume, command=command, baselines=baselines)
+            runs[task] = train(task_config, run.task_folder(task), resume=resume, **options)
         if all(task_run.evaluation.exists() for task_run in runs.values()):
             evaluations = (task_run.load_evaluation() for task_run in runs.values())
             write_json(single_task.merge_evaluations(evaluations), run.evaluation)
@@ -113,16 +150,19 @@ def _train_single_tasks(
 
 @contextmanager
 def _open_run_folder(
-    config: Config, folder: Path, context: DistContext, command: Sequence[str], *, resume: bool, overwrite: bool
+    config: Config, folder: Path, context: DistContext, command: Sequence[str] | None, *, resume: bool, overwrite: bool
 ) -> Iterator[RunFolder]:
-    """Create or resume the run folder and lock it on the main rank; delete it if the run failed before training."""
+    """Create or resume the run folder and lock it on the main rank; delete it if the run failed before training.
+
+    The command is not recorded if it is None.
+    """
     if not context.is_main:
         context.barrier()
         yield RunFolder(folder)
         return
     run = RunFolder.resume(folder, config) if resume else RunFolder.create(folder, config, overwrite=overwrite)
     with run.lock():
-        if not run.command.exists():  # a resumed run keeps its original command
+        if command is not None and not run.command.exists():  # a resumed run keeps its original command
             write_json(provenance(command), run.command)
         context.barrier()
         try:
@@ -147,9 +187,9 @@ def _train_with_trackers(
     config: Config,
     run: RunFolder,
     context: DistContext,
+    preparation: Callable[[], TrainingData],
     warm_start: WarmStart | None,
     on_check: OnCheck | None,
-    columns_from: RunFolder | None,
     baselines: bool,
 ) -> None:
     """Train, and record the training with the configured trackers."""
@@ -160,7 +200,7 @@ def _train_with_trackers(
             if on_check is not None:
                 on_check(line)
 
-        _train_model(config, run, context, warm_start, log_check, columns_from, baselines)
+        _train_model(config, run, context, preparation(), warm_start, log_check, baselines)
         if context.is_main:
             trackers.finish()
 
@@ -169,12 +209,11 @@ def _train_model(
     config: Config,
     run: RunFolder,
     context: DistContext,
+    data: TrainingData,
     warm_start: WarmStart | None,
     on_check: OnCheck | None,
-    columns_from: RunFolder | None,
     baselines: bool,
 ) -> None:
-    data = prepare(config, run, context, warm_start, columns_from)
     torch.manual_seed(config.training.seed + context.rank)
     model = build_model(config, data.encoder, data.position_encoder)
     continuation = None

@@ -32,6 +32,7 @@ RUN_ENTRIES = (
     "counters",
     "encoder",
     "side_encoder",
+    "inputs.json",
     "index.parquet",
     "survey.json",
     "task_similarity.json",
@@ -68,6 +69,7 @@ class RunFolder:
         self.features = path / "features"
         self.counters = path / "counters"
         self.encoder = path / "encoder"
+        self.inputs = path / "inputs.json"
         self.index = path / "index.parquet"
         self.position_encoder = path / "side_encoder"
         self.metrics = path / "metrics.jsonl"

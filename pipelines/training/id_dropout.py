@@ -6,14 +6,17 @@ Ids of the training split are all known, so that without this the model would ne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from pipelines.config.config import LogsConfig, TrainingConfig
-from pipelines.data.reader import LogReader, as_log_error
+from pipelines.data.file_scans import FileCall, scan_files
+from pipelines.data.reader import LogReader, ScannedChunk, as_log_error, open_log
 from pipelines.data.splits import split_range
+from pipelines.engines import Engine
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import EncodedBatch, Int64, RaggedIds
 from ranking.encoding.encoder import Encoder
@@ -28,7 +31,7 @@ STREAM = 2
 
 
 def unknown_shares(
-    reader: LogReader, logs: LogsConfig, encoder: Encoder, rare: Mapping[str, float]
+    reader: LogReader, logs: LogsConfig, encoder: Encoder, rare: Mapping[str, float], engine: Engine | None = None
 ) -> dict[str, float]:
     """Return the share of unknown ids in the validation split by feature, without features that have no vocabulary.
 
@@ -36,25 +39,21 @@ def unknown_shares(
 
     Args:
         reader: the log.
-        logs: boundaries of the splits.
+        logs: the log and the boundaries of its splits.
         encoder: encoder of the log.
         rare: share of the training ids that are OOV by table, see ``EncoderFitter.rare_shares``. Hiding ids at the
             returned share v' makes 1 − (1 − rare) (1 − v') of the training ids OOV, as many as in the validation split.
+        engine: lets its workers read the files of the log; None: this process does.
     """
     schema = encoder.schema
     names = _with_vocabulary(encoder)
     if not names:
         return {}
     unknown, known = Counter[str](), Counter[str]()
-    for chunk in reader.scan(split_range(logs, "validation")):
-        if not chunk.rows.num_rows:
-            continue
-        with as_log_error(chunk.file):
-            inputs = encoder.encode(chunk.rows)
-        columns = [*inputs.ids.T, *(bag.values for bag in inputs.bags)]
-        for feature, ids in zip(schema.sparse, columns, strict=True):
-            unknown[feature.name] += int(np.count_nonzero(ids == OOV))
-            known[feature.name] += int(np.count_nonzero(ids > OOV))
+    call = FileCall(partial(open_log, logs, reader.schema), _count_ids, encoder, split_range(logs, "validation"))
+    for part_unknown, part_known in scan_files(reader, call, "unknown ids: reading the validation split", engine):
+        unknown += part_unknown
+        known += part_known
     shares = {}
     for feature in schema.sparse:
         if (name := feature.name) in names:
@@ -63,6 +62,21 @@ def unknown_shares(
             is_measurable = unknown[name] and known_in_training
             shares[name] = max(0.0, 1 - known_share / known_in_training) if is_measurable else 0.0
     return shares
+
+
+def _count_ids(chunks: Iterator[ScannedChunk], _: int, encoder: Encoder) -> tuple[Counter[str], Counter[str]]:
+    """Return the number of unknown and of known ids of a file of a log by feature."""
+    unknown, known = Counter[str](), Counter[str]()
+    for chunk in chunks:
+        if not chunk.rows.num_rows:
+            continue
+        with as_log_error(chunk.file):
+            inputs = encoder.encode(chunk.rows)
+        columns = [*inputs.ids.T, *(bag.values for bag in inputs.bags)]
+        for feature, ids in zip(encoder.schema.sparse, columns, strict=True):
+            unknown[feature.name] += int(np.count_nonzero(ids == OOV))
+            known[feature.name] += int(np.count_nonzero(ids > OOV))
+    return unknown, known
 
 
 def _with_vocabulary(encoder: Encoder) -> set[str]:

@@ -1,16 +1,19 @@
-"""Preparation of a training: one pass over the log that profiles it and fits the encoders."""
+"""Preparation of a training: one pass over the log that profiles it and fits the encoders.
+
+The log is read by this process or by an engine, or an earlier run has what the pass would find.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
 
 from pipelines.config.config import Config
@@ -18,10 +21,19 @@ from pipelines.console import print_status
 from pipelines.counters.columns import belongs_to, write_joined_columns
 from pipelines.data.index import LogIndex
 from pipelines.data.joined import JoinedColumns
-from pipelines.data.reader import LogReader, load_tables
+from pipelines.data.reader import LogReader, open_log
+from pipelines.engines import Engine, kept_processes
 from pipelines.inspection.label_bounds import estimate_label_bounds
 from pipelines.inspection.profile import profile_log
 from pipelines.inspection.quality import find_warnings, require_learnable
+from pipelines.runs.preparation import (
+    Inputs,
+    has_preparation,
+    log_inputs,
+    share_folder,
+    share_preparation,
+    write_inputs,
+)
 from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
 from pipelines.training.id_dropout import unknown_shares
@@ -31,7 +43,7 @@ from pipelines.training.warm_start import WarmStart, extend_encoder
 from ranking.artifacts.atomic_files import atomic_directory, write_json
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
-from ranking.errors import LogError
+from ranking.errors import LogError, OutputError
 from ranking.schema import Schema
 
 MIN_BASE_RATE = 1e-6
@@ -62,56 +74,114 @@ def prepare(
     run: RunFolder,
     context: DistContext,
     warm_start: WarmStart | None = None,
-    columns_from: RunFolder | None = None,
+    prepared: RunFolder | None = None,
+    engine: Engine | None = None,
 ) -> TrainingData:
-    """Profile the log and fit the encoders on the main rank, then load the result on every rank.
+    """Prepare the log on the main rank, then load the result on every rank; see ``prepare_log``.
 
     Args:
         config: the whole configuration.
-        run: folder for profile and encoders; those of an earlier attempt are reused.
+        run: the run folder.
         context: the ranks, which must all see the run folder.
         warm_start: earlier run whose encoders are extended; None to fit new ones.
-        columns_from: run whose columns of counters and histories are reused if they belong to this log and schema.
+        prepared: run whose preparation is used if it fits, or at least its columns of counters and histories.
+        engine: lets its workers read the files of the log, which gives the same result; None: this process does.
 
     Raises:
         LogError: the log cannot be used or contains nothing to learn.
         OutputError: the run folder cannot be written.
+        ConfigError: the training does not fit into the memory of this machine.
     """
     require_memory(config)
-    schema = config.training_schema
-    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema), until=config.logs.test_until)
-    if context.is_main and not run.encoder.exists():
-        _profile(config, run, reader, warm_start, columns_from)
+    if context.is_main:
+        prepare_log(config, run, warm_start, prepared, engine, check_memory=partial(_require_memory, config))
     context.barrier()
     if not run.encoder.exists():
         raise LogError(
             f"rank {context.rank} cannot see {run.path}: put the run folder on a file system that all ranks share"
         )
-    if schema.derived:
+    reader, index = open_log(config.logs, config.training_schema), LogIndex.read(run.index)
+    if reader.schema.derived:
         reader = reader.with_joined(JoinedColumns.read(run.features))
     encoder, position_encoder = Encoder.read(run.encoder, config.serving_schema), read_position_encoder(run, config)
-    return TrainingData(reader, encoder, position_encoder, LogIndex.read(run.index), json.loads(run.survey.read_text()))
+    _require_memory(config, encoder, index.num_rows("train"))  # the log may have been prepared on another machine
+    return TrainingData(reader, encoder, position_encoder, index, json.loads(run.survey.read_text()))
 
 
+def prepare_log(
+    config: Config,
+    run: RunFolder,
+    warm_start: WarmStart | None = None,
+    prepared: RunFolder | None = None,
+    engine: Engine | None = None,
+    check_memory: Callable[[Encoder, int], None] | None = None,
+) -> None:
+    """Profile the log and fit the encoders, unless an earlier attempt did; see ``prepare``.
+
+    ``check_memory`` is called with the encoder and the number of training rows before the preparation is complete.
+
+    Raises:
+        As ``prepare``.
+    """
+    if run.encoder.exists():
+        return
+    reader = open_log(config.logs, config.training_schema)
+    inputs = log_inputs(reader, config.logs)
+    # A warm start adds new ids to the encoder of the run that it continues.
+    if prepared is not None and warm_start is None and _share(prepared, run, config, inputs, check_memory):
+        print_status(f"the log was prepared in {prepared.path}")
+    else:
+        _profile(config, run, reader, inputs, warm_start, prepared, engine, check_memory)
+
+
+def _share(
+    prepared: RunFolder,
+    run: RunFolder,
+    config: Config,
+    inputs: Inputs,
+    check_memory: Callable[[Encoder, int], None] | None,
+) -> bool:
+    """Use the preparation of another run; return whether that was possible."""
+    if not has_preparation(prepared, config, inputs):
+        return False
+    if check_memory is not None:
+        rows = prepared.load_survey()["rows"]["train"]
+        check_memory(Encoder.read(prepared.encoder, config.serving_schema), rows)
+    try:
+        share_preparation(prepared, run)
+    except OutputError:
+        if has_preparation(prepared, config, inputs):
+            raise
+        return False  # the other run was deleted meanwhile
+    return True
+
+
+def _require_memory(config: Config, encoder: Encoder, rows: int) -> None:
+    """Check that a training on so many rows fits into the memory of this machine, see ``require_memory``."""
+    require_memory(config, {name: ids.size for name, ids in encoder.id_mappings.items()}, rows)
+
+
+@kept_processes()
 def _profile(
     config: Config,
     run: RunFolder,
     reader: LogReader,
+    inputs: Inputs,
     warm_start: WarmStart | None,
-    columns_from: RunFolder | None,
+    prepared: RunFolder | None,
+    engine: Engine | None,
+    check_memory: Callable[[Encoder, int], None] | None,
 ) -> None:
     """Profile the log and fit the encoders; the encoder is written last and marks the pass as complete."""
+    for file in (run.index, run.survey, run.quarantine, run.inputs):
+        file.unlink(missing_ok=True)  # an attempt that was interrupted may have linked them to those of another run
     fitter = EncoderFitter(config.serving_schema)
     position_fitter = None if config.position_schema is None else EncoderFitter(config.position_schema)
-
-    def fit(rows: pa.Table) -> None:
-        fitter.add(rows)
-        if position_fitter is not None:
-            position_fitter.add(rows)
-
+    fitters = [fitter] if position_fitter is None else [fitter, position_fitter]
     schema = estimate_label_bounds(reader, config.logs, config.training_schema)
-    reader = reader.with_schema(schema).with_joined(_joined_columns(reader, schema, run, columns_from))
-    profile = profile_log(reader, config.logs, schema, run.quarantine, on_train=fit)
+    joined = _joined_columns(reader, schema, run, prepared)
+    reader = reader.with_schema(schema).with_joined(joined)
+    profile = profile_log(reader, config.logs, schema, run.quarantine, fitters, engine)
     require_learnable(profile, config)
     if profile.bad:
         reasons = "; ".join(f"{count:,} × {reason}" for reason, count in profile.bad.most_common())
@@ -119,13 +189,15 @@ def _profile(
     for warning in find_warnings(profile, config):
         print_status(f"warning: {warning}")
     encoder = fitter.encoder()
-    require_memory(config, {name: ids.size for name, ids in encoder.id_mappings.items()}, profile.rows["train"])
+    if check_memory is not None:
+        check_memory(encoder, profile.rows["train"])
     earlier = None if warm_start is None else warm_start.run
     encoder = _extended(encoder, None if earlier is None else earlier.encoder)
     survey = profile.to_json()
     if config.training.oov_dropout == "measured":
-        survey["unknown_ids"] = unknown_shares(reader, config.logs, encoder, fitter.rare_shares())
+        survey["unknown_ids"] = unknown_shares(reader, config.logs, encoder, fitter.rare_shares(), engine)
     write_json(survey, run.survey)
+    write_inputs(run, inputs, earlier)
     profile.index.write(run.index)
     if position_fitter is not None:
         position_encoder = _extended(position_fitter.encoder(), None if earlier is None else earlier.position_encoder)
@@ -139,16 +211,22 @@ def _joined_columns(
     """Compute the columns of counters and histories and their state, unless an earlier attempt or run did."""
     if not schema.derived:
         return None
-    if not (run.features.exists() and run.counters.exists()):
+    if not _has_columns(run, reader, schema):
         for folder in (run.features, run.counters):
             shutil.rmtree(folder, ignore_errors=True)
-        with atomic_directory(run.counters) as state, atomic_directory(run.features) as columns:
-            if earlier is not None and belongs_to(JoinedColumns.read(earlier.features), reader, schema):
-                shutil.copytree(earlier.features, columns, copy_function=os.link, dirs_exist_ok=True)
-                shutil.copytree(earlier.counters, state, copy_function=os.link, dirs_exist_ok=True)
-            else:
+        if earlier is not None and _has_columns(earlier, reader, schema):
+            share_folder(earlier.features, run.features)
+            share_folder(earlier.counters, run.counters)
+        else:
+            with atomic_directory(run.counters) as state, atomic_directory(run.features) as columns:
                 write_joined_columns(reader, schema, columns, state)
     return JoinedColumns.read(run.features)
+
+
+def _has_columns(run: RunFolder, reader: LogReader, schema: Schema) -> bool:
+    """Return whether a run has the columns of counters and histories of this log and schema."""
+    found = run.features.is_dir() and run.counters.is_dir()
+    return found and belongs_to(JoinedColumns.read(run.features), reader, schema)
 
 
 def _extended(fitted: Encoder, earlier: Path | None) -> Encoder:

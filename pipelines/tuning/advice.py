@@ -61,16 +61,16 @@ def advise(config: Config, folder: Path, seeds: int) -> dict[str, Any]:
     config = config.without_test_split()
     claim_folder(folder, config)
 
-    def train_all(name: str, settings: Settings, columns_from: RunFolder | None = None) -> list[RunFolder]:
+    def train_all(name: str, settings: Settings, prepared: RunFolder | None = None) -> list[RunFolder]:
         runs = []
         for seed in range(config.training.seed, config.training.seed + seeds):
             run = folder / f"{name.replace(' ', '-')}-{seed}"
             print_status(f"training: {name}, seed {seed}")
             with run.with_suffix(".log").open("a") as log, redirect_stderr(log):
                 seeded = override(config, {**settings, "training.seed": seed})
-                train(seeded, run, resume=True, columns_from=columns_from)
+                train(seeded, run, resume=True, prepared=prepared)
             runs.append(RunFolder(run))
-            columns_from = runs[0]
+            prepared = runs[0]
         return runs
 
     runs = {CURRENT: train_all(CURRENT, {})}

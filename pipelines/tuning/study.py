@@ -126,10 +126,10 @@ class StudyFolder:
         """Return the path of a trial's run folder."""
         return self.path / "trials" / str(number)
 
-    def run_with_columns(self) -> RunFolder | None:
-        """Return the run of the first trial that has computed the columns of counters and histories."""
+    def prepared_run(self) -> RunFolder | None:
+        """Return the first run that has prepared its training; others use it if their features are the same."""
         runs = (RunFolder(self.run_folder(trial.number)) for trial in self.trials())
-        return next((run for run in runs if run.features.is_dir() and run.counters.is_dir()), None)
+        return next((run for run in runs if run.encoder.is_dir()), None)
 
     def lease(self, total: int, worker: int) -> TrialLease | None:
         """Lease the next trial to this process; None if ``total`` trials have ended or are running."""
@@ -180,9 +180,7 @@ class StudyFolder:
             for ended in self.ended_trials():
                 if ended not in ranked[:1]:
                     run = RunFolder(self.run_folder(ended.number))
-                    for weights in (run.checkpoints, run.encoder, run.position_encoder):
-                        shutil.rmtree(weights, ignore_errors=True)
-                    run.index.unlink(missing_ok=True)
+                    shutil.rmtree(run.checkpoints, ignore_errors=True)
             if ranked:
                 header = f"Trial {ranked[0].number}, validation loss {ranked[0].value:.5f}; {self.describe_start()}"
                 self.trial_config(ranked[0]).write(self.best_file, header)

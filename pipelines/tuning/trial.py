@@ -66,7 +66,7 @@ def _train(study: StudyFolder, lease: TrialLease, callback: _CheckCallback) -> t
     """Return the outcome of the training, and the reason if it is not converged."""
     try:
         config, folder = override(study.config, lease.values), study.run_folder(lease.trial.number)
-        run = train(config, folder, on_check=callback, columns_from=study.run_with_columns())
+        run = train(config, folder, on_check=callback, prepared=study.prepared_run())
         selection = run.load_selection()
     except PrunedError:
         return PRUNED, ""

@@ -37,7 +37,8 @@ def atomic_directory(folder: Path) -> Iterator[Path]:
         draft.chmod(0o755)
         yield draft
         for file in files_in(draft):
-            file.chmod(0o644)  # Some writers restrict files to their owner, but another user may serve them.
+            if file.stat().st_mode & 0o777 != 0o444:  # A link to a file of a protected run stays protected.
+                file.chmod(0o644)  # Some writers restrict files to their owner, but another user may serve them.
         for path in [*files_in(draft), *(inner for inner in draft.rglob("*") if inner.is_dir()), draft]:
             fsync(path)
         draft.rename(folder)

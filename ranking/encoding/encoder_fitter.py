@@ -1,9 +1,10 @@
-"""Fit an encoder on the training split, one batch of rows at a time."""
+"""Fit an encoder on the training split, one batch of rows at a time, also in parts."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 from ranking.encoding.columns import is_list, read_column, to_canonical
 from ranking.encoding.encoder import Encoder, Scale, transform_column, transform_numbers
 from ranking.encoding.id_counts import IdCounts
+from ranking.encoding.row_sample import Positions, RowSample
 from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdMapping, Vocabulary
 from ranking.errors import InvalidInputError
 from ranking.schema import BucketsFeature, IdFeature, NumericFeature, PooledFeature, Schema, SparseFeature
@@ -51,14 +53,22 @@ class _Moments:
 
     def add(self, column: pa.Array, transform: str) -> None:
         values = transform_column(column.drop_null(), transform)
-        self.nulls += column.null_count
         if not len(values):
+            self.nulls += column.null_count
             return
-        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
-        count, mean = len(values), float(values.mean())
-        total, delta = self.count + count, mean - self.mean
-        self.squares += float(np.square(values - mean).sum()) + delta**2 * self.count * count / total
-        self.mean += delta * count / total
+        mean = float(values.mean())
+        squares = float(np.square(values - mean).sum())
+        low, high = float(values.min()), float(values.max())
+        self.merge(_Moments(len(values), column.null_count, mean, squares, low, high))
+
+    def merge(self, other: _Moments) -> None:
+        self.nulls += other.nulls
+        if not other.count:
+            return
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        total, delta = self.count + other.count, other.mean - self.mean
+        self.squares += other.squares + delta**2 * self.count * other.count / total
+        self.mean += delta * other.count / total
         self.count = total
 
     def scale(self, feature: NumericFeature) -> Scale:
@@ -70,59 +80,34 @@ class _Moments:
         return Scale(shift=self.mean, scale=std or 1.0, fill=0.0, has_missing_indicator=is_indicated, clip=clip)
 
 
-class _Sample:
-    """Uniform sample of bounded size: the numbers with the smallest random keys (bottom-k sampling).
+def _boundaries(sample: FloatArray, count: int) -> FloatArray:
+    """Return the lower bounds of ``count`` buckets of equal size, without the first; fewer if numbers are few."""
+    if not len(sample):
+        return sample
+    starts = np.quantile(sample, np.arange(1, count) / count, method="higher")
+    return np.unique(starts[starts > sample.min()])
 
-    The sample depends on the order of the numbers, not on the division into batches.
 
-    Args:
-        size: maximum number of numbers.
+def _with_bins(scale: Scale, sample: FloatArray, feature: NumericFeature) -> Scale:
+    """Return the scale with the edges of the feature's bins, which hold the same number of rows, except for ties.
 
-    Attributes:
-        values: the sample.
+    There are fewer bins if several edges are equal, and none instead of one, which would be linear.
     """
-
-    def __init__(self, size: int) -> None:
-        self.values: FloatArray = np.empty(0)
-        self._size = size
-        self._random = np.random.default_rng(0)
-        self._keys: FloatArray = np.empty(0)
-        self._limit = 1.0
-
-    def add(self, column: pa.Array) -> None:
-        values = column.drop_null().to_numpy()
-        keys = self._random.random(len(values))
-        chosen = keys < self._limit
-        self._keys = np.concatenate([self._keys, keys[chosen]])
-        self.values = np.concatenate([self.values, values[chosen]])
-        if len(self._keys) > self._size:
-            smallest = np.sort(np.argpartition(self._keys, self._size)[: self._size])
-            self._keys, self.values = self._keys[smallest], self.values[smallest]
-            self._limit = float(self._keys.max())
-
-    def boundaries(self, count: int) -> FloatArray:
-        """Return the lower bounds of ``count`` buckets of equal size, without the first; fewer if numbers are few."""
-        if not len(self.values):
-            return self.values
-        starts = np.quantile(self.values, np.arange(1, count) / count, method="higher")
-        return np.unique(starts[starts > self.values.min()])
-
-    def scale(self, feature: NumericFeature, scale: Scale) -> Scale:
-        """Return the scale with the edges of the feature's bins, which hold the same number of rows, except for ties.
-
-        There are fewer bins if several edges are equal, and none instead of one, which would be linear.
-        """
-        if not feature.bins or not len(self.values):
-            return scale
-        numbers, _ = scale.apply(transform_numbers(self.values, feature.transform))
-        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, feature.bins + 1)).astype(np.float32))
-        widths = np.diff(edges, prepend=-np.inf)
-        edges = edges[widths > np.maximum(MIN_STEPS_PER_BIN * np.spacing(np.abs(edges)), MIN_BIN_WIDTH)]
-        return replace(scale, edges=tuple(edges.tolist()) if len(edges) > 2 else ())
+    if not feature.bins or not len(sample):
+        return scale
+    numbers, _ = scale.apply(transform_numbers(sample, feature.transform))
+    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, feature.bins + 1)).astype(np.float32))
+    widths = np.diff(edges, prepend=-np.inf)
+    edges = edges[widths > np.maximum(MIN_STEPS_PER_BIN * np.spacing(np.abs(edges)), MIN_BIN_WIDTH)]
+    return replace(scale, edges=tuple(edges.tolist()) if len(edges) > 2 else ())
 
 
 class EncoderFitter:
     """Counts ids and accumulates statistics of numbers; call ``add`` per training batch, then ``encoder()``.
+
+    A log can also be read in parts, by several processes: each adds its rows to an empty ``part()``, and ``merge``
+    adds the parts to the fitter in the order of the log. The encoder depends on what the parts are, but not on who
+    reads them.
 
     Args:
         schema: the features.
@@ -139,17 +124,25 @@ class EncoderFitter:
         self._first_columns: dict[str, str] = {}  # Column of the first ids of each table, which determine their type.
         self._moments = {feature.name: _Moments() for feature in schema.numerics}
         self._samples = {
-            feature.name: _Sample(SAMPLED_FOR_BINS if isinstance(feature, NumericFeature) else SAMPLED_NUMBERS)
+            feature.name: RowSample(SAMPLED_FOR_BINS if isinstance(feature, NumericFeature) else SAMPLED_NUMBERS)
             for feature in schema.numbers
             if isinstance(feature, NumericFeature) or feature.count is not None
         }
+        self._rows = 0
 
-    def add(self, table: pa.Table) -> None:
+    def add(self, table: pa.Table, positions: Positions | None = None) -> None:
         """Add a table completed by ``fill_features``.
+
+        Args:
+            table: the rows.
+            positions: position of each row in the log [rows]; each row has another one. Default: the rows are counted.
 
         Raises:
             InvalidInputError: ids of one embedding table mix text and integers, or a default has the other type.
         """
+        if positions is None:
+            positions = np.arange(self._rows, self._rows + table.num_rows)
+        self._rows += table.num_rows
         for feature in self._schema.inputs:
             canonical = table[feature.column].combine_chunks()
             if isinstance(feature, IdFeature):
@@ -158,27 +151,57 @@ class EncoderFitter:
             if isinstance(feature, NumericFeature):
                 self._moments[feature.name].add(column, feature.transform)
             if feature.name in self._samples:
-                self._samples[feature.name].add(column)
+                known = positions[column.is_valid().to_numpy(zero_copy_only=False)]
+                self._samples[feature.name].add(known, column.drop_null().to_numpy().take)
             elif isinstance(feature, IdFeature) and feature.table in self._counted:
                 self._count(feature.table, pc.list_flatten(column) if is_list(column.type) else column, feature.column)
 
     def _count(self, name: str, ids: pa.Array, field: str) -> None:
-        if pa.types.is_null(ids.type):
-            return
-        counts = self._counts.setdefault(name, IdCounts(ids.type))
+        if not pa.types.is_null(ids.type):
+            self._counts_of(name, ids.type, field).add(ids)
+
+    def _counts_of(self, name: str, dtype: pa.DataType, field: str) -> IdCounts:
+        """Return the counts of a table for ids of a column.
+
+        Raises:
+            InvalidInputError: the ids counted so far have another type.
+        """
+        counts = self._counts.setdefault(name, IdCounts(dtype))
         first_field = self._first_columns.setdefault(name, field)
-        if ids.type != counts.dtype:
+        if dtype != counts.dtype:
             other = (
                 "rows read before" if first_field == field else f"column '{first_field}', which shares table '{name}'"
             )
-            reason = f"holds {_type_name(ids.type)}, but {_type_name(counts.dtype)} in {other}: write ids of one type"
+            reason = f"holds {_type_name(dtype)}, but {_type_name(counts.dtype)} in {other}: write ids of one type"
             raise InvalidInputError(field, reason)
-        counts.add(ids)
+        return counts
+
+    def part(self) -> Self:
+        """Return an empty fitter for a part of the log."""
+        part = type(self)(self._schema)
+        part._samples = {name: sample.part() for name, sample in self._samples.items()}
+        return part
+
+    def merge(self, part: Self) -> None:
+        """Add a part of the log, which follows the parts before.
+
+        Raises:
+            InvalidInputError: ids of one embedding table are text in one part and integers in another.
+        """
+        for name, counts in part._counts.items():
+            self._counts_of(name, counts.dtype, part._first_columns[name]).merge(counts)
+        for name, moments in part._moments.items():
+            self._moments[name].merge(moments)
+        for name, sample in part._samples.items():
+            self._samples[name].merge(sample)
+        self._rows += part._rows
 
     def encoder(self) -> Encoder:
         """Return the fitted encoder; vocabularies are in descending order of count, then in order of value."""
         id_mappings = {name: self._id_mapping(name, feature) for name, feature in self._schema.tables.items()}
-        scales = {f.name: self._samples[f.name].scale(f, self._moments[f.name].scale(f)) for f in self._schema.numerics}
+        scales = {
+            f.name: _with_bins(self._moments[f.name].scale(f), self._sample(f.name), f) for f in self._schema.numerics
+        }
         return Encoder(self._schema, id_mappings, scales)
 
     def rare_shares(self) -> dict[str, float]:
@@ -189,11 +212,16 @@ class EncoderFitter:
             if isinstance(feature, IdFeature) and name in self._counted
         }
 
+    def _sample(self, name: str) -> FloatArray:
+        """Return the sampled numbers of a feature."""
+        values = self._samples[name].values()
+        return np.empty(0) if values is None else values
+
     def _id_mapping(self, name: str, feature: SparseFeature) -> IdMapping:
         if isinstance(feature, BucketsFeature):
             if feature.count is None:
                 return Bucketizer(np.array(feature.boundaries))
-            return Bucketizer(self._samples[name].boundaries(feature.count))
+            return Bucketizer(_boundaries(self._sample(name), feature.count))
         if feature.hash_buckets is not None:
             return HashBuckets(feature.hash_buckets)
         counts = self._counts.get(name)

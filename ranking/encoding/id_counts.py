@@ -1,6 +1,8 @@
-"""Number of occurrences of each id of a vocabulary, counted one batch at a time."""
+"""Number of occurrences of each id of a vocabulary, counted one batch at a time, also in parts."""
 
 from __future__ import annotations
+
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,7 +31,15 @@ class IdCounts:
     def add(self, ids: pa.Array) -> None:
         """Count the ids of a batch, which have the type ``dtype``; nulls are not counted."""
         counts = pc.value_counts(ids.drop_null())
-        self._pending.append(pa.table([counts.field("values"), counts.field("counts")], schema=self._schema))
+        self._append(pa.table([counts.field("values"), counts.field("counts")], schema=self._schema))
+
+    def merge(self, part: Self) -> None:
+        """Add the counts of other ids of the same type."""
+        for counts in (part._merged, *part._pending):
+            self._append(counts)
+
+    def _append(self, counts: pa.Table) -> None:
+        self._pending.append(counts)
         self._pending_rows += len(counts)
         if self._pending_rows > max(MIN_PENDING, self._merged.num_rows) or len(self._pending) == MAX_BATCHES:
             self._merge()

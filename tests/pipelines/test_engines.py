@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ranking
-from pipelines.engines import run_in_processes
+from pipelines.engines import kept_processes, run_in_processes
 from pipelines.runs.run import RunFolder
 from ranking.errors import LogError, RankerError
 from tests.support.command import ranker
@@ -46,6 +46,26 @@ def test_error_in_a_process_keeps_its_message() -> None:
 def test_killed_process_is_reported() -> None:
     with pytest.raises(RankerError, match="a worker was killed, perhaps because the memory was full"):
         list(run_in_processes(2, double, [1, 99, 2]))
+
+
+def own_id(_: int) -> int:
+    return os.getpid()
+
+
+def test_calls_share_processes_that_are_kept() -> None:
+    """Protects against processes that start for each call, which takes seconds, or stay."""
+    ids = []
+    with kept_processes():
+        for _ in range(2):
+            with kept_processes():
+                ids.append(set(run_in_processes(1, own_id, [0])))
+        with pytest.raises(RankerError):
+            list(run_in_processes(1, double, [99]))
+        ids.append(set(run_in_processes(1, own_id, [0])))
+        (last,) = ids[-1]
+        assert Path(f"/proc/{last}").exists()
+    assert ids[0] == ids[1] != ids[2], "a killed process is replaced"
+    wait_until(lambda: not Path(f"/proc/{last}").exists())
 
 
 def start_two_workers(bundle: Path, log: Path, out: Path) -> tuple[subprocess.Popen[str], list[str]]:
@@ -116,7 +136,7 @@ def test_engine_gives_the_scores_of_one_process(engine: str, bundle: Path, logs:
 
 
 @pytest.mark.nightly(
-    short="tests/pipelines/evaluation/test_parts.py::test_evaluate_with_workers_prints_the_measures_of_one_process"
+    short="tests/pipelines/evaluation/test_predict.py::test_evaluate_with_workers_prints_the_measures_of_one_process"
 )
 @pytest.mark.parametrize("engine", ["ray", "spark"])
 def test_engine_gives_the_measures_of_one_process(engine: str, run: RunFolder) -> None:
@@ -125,6 +145,19 @@ def test_engine_gives_the_measures_of_one_process(engine: str, run: RunFolder) -
     result = with_engines("evaluate", run.path, "--json", "--engine", engine)
     assert result.returncode == code == 0, result.stderr
     assert json.loads(result.stdout) == json.loads(expected)
+
+
+@pytest.mark.nightly(
+    short="tests/pipelines/jobs/test_prepare.py::test_prepare_with_workers_writes_the_files_of_one_process"
+)
+@pytest.mark.parametrize("engine", ["ray", "spark"])
+def test_engine_prepares_the_files_of_one_process(engine: str, logs: Path, tmp_path: Path) -> None:
+    for options in (["--run", tmp_path / "whole"], ["--run", tmp_path / "parts", "--engine", engine]):
+        result = with_engines("prepare", logs / "ranker.toml", *options)
+        assert result.returncode == 0, result.stderr
+    files = [file.relative_to(tmp_path / "whole") for file in (tmp_path / "whole" / "encoder").rglob("*.parquet")]
+    for file in [*files, "survey.json", "index.parquet", "inputs.json"]:
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
 @pytest.mark.nightly(short="test_error_in_a_process_keeps_its_message")

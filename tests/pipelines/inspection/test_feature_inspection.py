@@ -21,7 +21,7 @@ def warnings(shop: Shop, table: pa.Table, chunk: int = 1000) -> list[str]:
     inspector = FeatureInspector(shop.schema)
     for scanned in shop.reader().scan():
         for start in range(0, scanned.rows.num_rows, chunk):
-            inspector.add(scanned.rows.slice(start, chunk))
+            inspector.add(scanned.rows.slice(start, chunk), scanned.positions[start : start + chunk])
     return list(inspector.warnings())
 
 

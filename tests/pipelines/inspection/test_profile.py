@@ -4,7 +4,7 @@ import json
 import math
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,12 +13,31 @@ import pytest
 
 from pipelines.inspection.profile import LogProfile, count_days, profile_log
 from pipelines.inspection.quality import format_gaps, missing_days, require_learnable
+from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.encoding.row_sample import Positions
 from ranking.errors import LogError, OutputError
+from ranking.schema import Schema
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
 NAN, INF = float("nan"), float("inf")
+
+
+class Recorder(EncoderFitter):
+    """A fitter that remembers the numbers of its rows."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__(schema)
+        self.numbers: list[int] = []
+
+    def add(self, table: pa.Table, positions: Positions | None = None) -> None:
+        self.numbers += table["n"].to_pylist()
+        super().add(table, positions)
+
+    def merge(self, part: Self) -> None:
+        self.numbers += part.numbers
+        super().merge(part)
 
 
 def profile_table(shop: Shop, table: pa.Table, name: str = "part-0.parquet", **how: Any) -> LogProfile:
@@ -64,14 +83,8 @@ def test_bad_row_is_quarantined_with_file_position_and_reason(
 ) -> None:
     table = shop.with_value(shop.table(40), column, 23, value)
     file = shop.write(table)
-    kept: list[int] = []
-    profile = profile_log(
-        shop.reader(),
-        shop.logs(),
-        shop.schema,
-        tmp_path / "bad.jsonl",
-        on_train=lambda rows: kept.extend(rows["n"].to_pylist()),
-    )
+    recorder = Recorder(shop.schema)
+    profile = profile_log(shop.reader(), shop.logs(), shop.schema, tmp_path / "bad.jsonl", [recorder])
     (line,) = (tmp_path / "bad.jsonl").read_text().splitlines()
     record = json.loads(line)
     assert set(record) == {"file", "file_row", "reason", "row"}
@@ -82,7 +95,7 @@ def test_bad_row_is_quarantined_with_file_position_and_reason(
     assert set(record["row"]) == set(table.column_names)
     assert profile.bad == {reason: 1}
     assert sum(profile.rows.values()) == 39
-    assert kept == [n for n in range(32) if n != 23]
+    assert recorder.numbers == [n for n in range(32) if n != 23]
 
 
 def test_bad_float_labels_are_counted_by_reason(shop: Shop) -> None:
@@ -213,10 +226,10 @@ def test_bad_rows_are_counted_by_reason_and_in_no_split(shop: Shop) -> None:
     assert profile.rows["train"] == 76
 
 
-def test_on_train_receives_only_the_training_split(shop: Shop) -> None:
-    rows: list[int] = []
-    profile_table(shop, shop.table(100), on_train=lambda part: rows.extend(part["n"].to_pylist()))
-    assert rows == list(range(80))
+def test_encoders_are_fitted_to_the_training_split(shop: Shop) -> None:
+    recorder = Recorder(shop.schema)
+    profile_table(shop, shop.table(100), fitters=[recorder])
+    assert recorder.numbers == list(range(80))
 
 
 # Missing days.

@@ -40,6 +40,7 @@ def test_train_writes_the_documented_files(run: RunFolder) -> None:
         "encoder",
         "features",
         "index.parquet",
+        "inputs.json",
         "survey.json",
         "task_similarity.json",
         "metrics.jsonl",

@@ -29,7 +29,7 @@ class Log:
 
     def profile(self) -> int:
         tracemalloc.reset_peak()
-        profile = profile_log(self.reader, self.config.logs, self.config.serving_schema, on_train=self.fitter.add)
+        profile = profile_log(self.reader, self.config.logs, self.config.serving_schema, fitters=[self.fitter])
         self.index: LogIndex = profile.index
         return peak_memory()
 

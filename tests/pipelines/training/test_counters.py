@@ -200,8 +200,8 @@ def test_warm_start_keeps_the_pooling_of_histories(run: RunFolder, shop: Shop) -
 
 def test_run_reuses_the_columns_of_another_run_of_the_same_log(run: RunFolder, shop: Shop) -> None:
     config = shop.config(counters=COUNTERS, histories=HISTORIES, training={"seed": 1})
-    again = train(config, shop.folder / "again", columns_from=run)
+    again = train(config, shop.folder / "again", prepared=run)
     name = Path("files", "a", "part-0.parquet")
     assert (again.features / name).samefile(run.features / name)
-    other = train(shop.config(counters=COUNTERS[:1]), shop.folder / "other", columns_from=run)
+    other = train(shop.config(counters=COUNTERS[:1]), shop.folder / "other", prepared=run)
     assert not (other.features / name).samefile(run.features / name)

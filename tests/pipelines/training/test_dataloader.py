@@ -285,7 +285,7 @@ class ProfiledLog:
     def __init__(self, shop: Shop) -> None:
         fitter = EncoderFitter(shop.schema)
         self.shop = shop
-        self.index = profile_log(shop.reader(), shop.logs(), shop.schema, on_train=fitter.add).index
+        self.index = profile_log(shop.reader(), shop.logs(), shop.schema, fitters=[fitter]).index
         self.encoder = fitter.encoder()
 
     def loader(self, split: str = "train", **options: Any) -> BatchLoader:
@@ -372,7 +372,7 @@ def test_epoch_decodes_a_row_group_larger_than_a_block_once(
         }
     )
     reader, fitter = LogReader(logs.path, schema, {}), EncoderFitter(schema)
-    index = profile_log(reader, logs, schema, on_train=fitter.add).index
+    index = profile_log(reader, logs, schema, fitters=[fitter]).index
     assert [entry.chunk.start for entry in index.entries] == [i * CHUNK_ROWS for i in range(5)]
     encoder = fitter.encoder()
     training = TrainingConfig(batch_size=1000, shuffle_rows=CHUNK_ROWS, readers=3)

@@ -91,6 +91,7 @@ def test_distill_trains_with_the_configuration_of_the_first_run(
     printed = capsys.readouterr()
     assert printed.out.endswith(f"{folder}\n")
     assert "starts from the seed of" not in printed.err
+    assert f"the log was prepared in {teachers[0].path}" in printed.err
     config = load_config(folder / "config.toml")
     assert config.training.teachers == tuple(run.path for run in teachers)
     assert config.model == teachers[0].load_config().model

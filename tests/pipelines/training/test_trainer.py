@@ -265,7 +265,7 @@ class ObservedTraining:
         model: dict[str, Any] = {"experts": 5, "gate": gate}
         self.config = shop.config(model=model, training={**SMALL, "learning_rate": {"gates": 0.1}})
         fitter = EncoderFitter(shop.schema)
-        profile = profile_log(shop.reader(), shop.logs(), shop.schema, on_train=fitter.add)
+        profile = profile_log(shop.reader(), shop.logs(), shop.schema, fitters=[fitter])
         encoder = fitter.encoder()
         self.run = RunFolder.create(path, self.config)
         encoder.write(self.run.encoder)

@@ -51,6 +51,8 @@ def test_advice_compares_models_of_equal_cost_and_names_settings_that_train(
     assert means == sorted(means)
     runs = sorted((tmp_path / "work").glob("*/selection.json"))
     assert len(runs) == 8
+    logs = [file.read_text() for file in (tmp_path / "work").glob("*.log")]
+    assert sum("the log was prepared in" in log for log in logs) == 7, "the first training prepares it"
     assert not list((tmp_path / "work").glob("*/evaluation.json")), "the test split is not read"
     written = [file.stat().st_mtime_ns for file in runs]
 

@@ -31,7 +31,7 @@ def fake_trainings(monkeypatch: pytest.MonkeyPatch, *trainings: FakeTraining | E
     remaining: Iterator[FakeTraining | Exception] = iter(trainings)
 
     def train(
-        config: Config, folder: Path, *, on_check: Callable[[dict[str, Any]], None], columns_from: RunFolder | None
+        config: Config, folder: Path, *, on_check: Callable[[dict[str, Any]], None], prepared: RunFolder | None
     ) -> RunFolder:
         training = next(remaining)
         run = RunFolder.create(folder, config)

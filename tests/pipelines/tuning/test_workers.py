@@ -67,6 +67,8 @@ def test_worker_disregards_unconverged_trials_and_the_best_configuration_trains(
             assert trial.value == [check for check in checks if check["best"]][-1]["validation_total"]
             assert run.best.exists()
     assert seen == {True, False}
+    shared = ["the log was prepared in" in study.run_folder(n).with_suffix(".log").read_text() for n in range(5)]
+    assert shared == [False, True, True, True, True]
     best = load_config(study.best_file)
     assert best.training.convergence.final_gamma == 1e-3
     assert best.logs == study.config.logs

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -259,6 +262,44 @@ def test_encoder_does_not_depend_on_the_division_into_batches(rows: list[dict[st
             assert getattr(other, key) == pytest.approx(getattr(scale, key), rel=1e-9, abs=1e-9)
 
 
+def with_positions(rows: list[dict[str, Any]]) -> Iterator[tuple[pa.Table, npt.NDArray[np.int64]]]:
+    """Yield each row as a table, and its position in a log of which every second row is bad."""
+    table = fill_features(pa.Table.from_pylist(rows, BATCH_TYPES), BATCH_SCHEMA, {})
+    for row in range(len(rows)):
+        yield table.slice(row, 1), np.array([2 * row])
+
+
+@given(BATCH_ROWS, st.sets(st.integers(0, 12)))
+def test_encoder_of_parts_is_the_same_wherever_they_are_read(rows: list[dict[str, Any]], cuts: set[int]) -> None:
+    """A worker gets an empty fitter and returns the part; its numbers are equal to the last bit."""
+    here, elsewhere = EncoderFitter(BATCH_SCHEMA), EncoderFitter(BATCH_SCHEMA)
+    empty = pickle.dumps(elsewhere)
+    batches = list(with_positions(rows))
+    for start, end in itertools.pairwise([0, *sorted(cuts), len(rows)]):
+        parts = here.part(), pickle.loads(empty).part()
+        for part in parts:
+            for batch in batches[start:end]:
+                part.add(*batch)
+        here.merge(parts[0])
+        elsewhere.merge(pickle.loads(pickle.dumps(parts[1])))
+    assert elsewhere.encoder().scales == here.encoder().scales
+    for table in ("brand", "words"):
+        assert vocabulary(elsewhere.encoder(), table) == vocabulary(here.encoder(), table)
+
+
+def test_ids_of_parts_have_one_type() -> None:
+    schema = schema_of(BRAND)
+    fitter = EncoderFitter(schema)
+    for ids in ([1, 2], ["a"]):
+        part = fitter.part()
+        part.add(fill_features(pa.table({"brand": ids}), schema, {}))
+        if ids == ["a"]:
+            with pytest.raises(InvalidInputError, match="holds text, but integers in rows read before: write ids of"):
+                fitter.merge(part)
+        else:
+            fitter.merge(part)
+
+
 # Buckets.
 
 
@@ -310,12 +351,9 @@ def test_quantiles_do_not_depend_on_the_division_into_batches(cuts: list[int]) -
 
 
 def test_quantiles_of_a_bounded_sample_are_nearly_exact() -> None:
-    sample = encoder_fitter._Sample(encoder_fitter.SAMPLED_NUMBERS)
     random = np.random.default_rng(2)
-    for _ in range(6):
-        sample.add(pa.array(random.exponential(size=50_000)))
-    assert len(sample.values) == encoder_fitter.SAMPLED_NUMBERS
-    shares = np.diff(np.concatenate([[0], 1 - np.exp(-sample.boundaries(10)), [1]]))
+    encoder = fit(schema_of({**BAND, "count": 10}), *({"age": random.exponential(size=50_000)} for _ in range(6)))
+    shares = np.diff(np.concatenate([[0], 1 - np.exp(-np.array(boundaries(encoder))), [1]]))
     assert np.abs(shares - 0.1).max() < 0.005
 
 
