@@ -108,7 +108,7 @@ def main() -> None:
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     fitter = EncoderFitter(schema)
     settings = config.training.model_copy(update={"batch_size": arguments.batch})
-    profile = profile_log(reader, config.logs, schema, on_train=fitter.add)
+    profile = profile_log(reader, config.logs, schema, fitters=[fitter])
     encoder = fitter.encoder()
     loader = BatchLoader(
         reader, profile.index, partial(LabeledBatch.from_table, encoder=encoder), config.logs, settings
