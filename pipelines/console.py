@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -43,6 +43,13 @@ class Progress:
             if terminal
             else None
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """Close it, with a summary unless the work failed."""
+        self.close(summary=failure is None)
 
     def advance(self, count: int, note: str = "") -> None:
         """Add to the count; ``note`` is shown after it."""

@@ -96,9 +96,9 @@ def scan_files(
             yield chunk
 
     scan = reader.scan(call.time_range, users=call.users)
-    for name, chunks in groupby(scan, key=lambda chunk: chunk.chunk.file):
-        yield call.function(counted(chunks), numbers[name], call.argument)
-    progress.close()
+    with progress:
+        for name, chunks in groupby(scan, key=lambda chunk: chunk.chunk.file):
+            yield call.function(counted(chunks), numbers[name], call.argument)
 
 
 def _scan_parts(reader: LogReader, call: FileCall[Argument, Result], label: str, engine: Engine) -> Iterator[Result]:
@@ -109,14 +109,9 @@ def _scan_parts(reader: LogReader, call: FileCall[Argument, Result], label: str,
         parts = [_Part(folder, number, file.name) for number, file in enumerate(reader.files)]
         earlier = _repeated_rows(parts, reader, engine)
         parts = [part._replace(earlier=earlier.get(part.file)) for part in parts]
-        progress = Progress(label, "files", len(parts))
-        try:
+        with Progress(label, "files", len(parts)) as progress:
             for _ in engine(_scan_part, parts):
                 progress.advance(1)
-        except BaseException:
-            progress.close(summary=False)
-            raise
-        progress.close()
         for part in parts:
             yield folder.take(part.result)
 
