@@ -83,6 +83,8 @@ def _remove_if_abandoned(folder: Path) -> None:
         try:
             if os.fstat(descriptor).st_uid == os.geteuid():
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while a process uses the folder
-                shutil.rmtree(folder, ignore_errors=True)
+                # Another process may have removed the folder, and its owner created it again, before the lock.
+                if os.path.samestat(os.fstat(descriptor), folder.lstat()):
+                    shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)

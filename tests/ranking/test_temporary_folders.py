@@ -119,6 +119,25 @@ def test_folder_that_is_removed_before_it_is_locked_is_created_again(
     lock.close()
 
 
+def test_folder_that_is_created_again_while_its_removal_begins_is_kept(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has removed the folder, before its owner locked it, and the owner has created it again."""
+    flock, kept = fcntl.flock, parent / NAME
+    kept.mkdir()
+
+    def create_again_first(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        kept.rename(parent / "removed")  # not deleted, so that the new folder has another inode
+        kept.mkdir()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", create_again_first)
+    new_path("join", parent)
+    assert fcntl.flock is flock
+    assert kept.is_dir()
+
+
 def test_filesystem_without_locks_keeps_all_folders(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
