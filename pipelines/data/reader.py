@@ -198,18 +198,20 @@ class LogReader:
         Raises:
             LogError: as for ``scan``.
         """
-        checker = self._column_checker()
 
-        def check(file: LogFile) -> str:
+        def read(file: LogFile) -> tuple[pa.Schema, str]:
             try:
                 with file.open() as parquet:
-                    checker.check(file, parquet.schema)
-                    return parquet.digest
+                    return parquet.schema, parquet.digest
             except (OSError, pa.ArrowException) as error:
                 raise file.read_error(error) from None
 
+        checker, digests = self._column_checker(), {}
         with ThreadPoolExecutor(FOOTER_READERS) as pool:  # on object storage, each footer takes a round trip
-            return dict(zip(self._files, pool.map(check, self._files.values()), strict=True))
+            for file, (schema, digest) in zip(self._files.values(), pool.map(read, self._files.values()), strict=True):
+                checker.check(file, schema)  # in the order of the log: each file is compared with the first
+                digests[file.name] = digest
+        return digests
 
     def row_hashes(self, time_range: TimeRange = ALL_TIME, *, users: float = 1.0) -> Hashes:
         """Return the hashes of the rows that ``scan`` compares to find duplicates [rows].

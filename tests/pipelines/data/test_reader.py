@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config.config import LogsConfig
-from pipelines.data.parquet import CHUNK_ROWS
+from pipelines.data.parquet import CHUNK_ROWS, LogFile, OpenFile
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import SPLITS, TimeRange, split_range
 from ranking.encoding.feature_table import FeatureTable
 from ranking.errors import LogError
 from tests.pipelines.conftest import row_numbers
+from tests.support.waiting import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -317,3 +319,24 @@ def test_scan_accepts_dates_as_times(shop: Shop) -> None:
     shop.write(table.set_column(1, "time", table["time"].cast(pa.date32(), safe=False)))
     (chunk,) = shop.reader().scan()
     assert chunk.rows["time"].to_pylist() == [date(2026, 1, 1 + i) for i in range(10)]
+
+
+def test_files_are_compared_with_the_first_even_if_it_is_read_last(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Footers are read by several threads."""
+    table = shop.table(20)
+    place = table.column_names.index("user_id")
+    shop.write(table.set_column(place, "user_id", pa.array(range(20))), "part-0.parquet")
+    shop.write(table, "part-1.parquet")
+    is_other_read, open_file = threading.Event(), LogFile.open
+
+    def open_first_last(file: LogFile) -> OpenFile:
+        if file.name == "part-0.parquet":
+            is_other_read.wait(TIMEOUT_SECONDS)
+            return open_file(file)
+        parquet = open_file(file)
+        is_other_read.set()
+        return parquet
+
+    monkeypatch.setattr(LogFile, "open", open_first_last)
+    with pytest.raises(LogError, match=r"part-1\.parquet: column 'user_id' holds string, but int64 in .*-0\.parquet"):
+        shop.reader().check_files()
