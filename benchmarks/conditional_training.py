@@ -83,8 +83,9 @@ def measure(
     """Return the median seconds per step with all experts and with the selected experts only."""
     dense = converged_model(config, encoder, union)
     pruned = copy.deepcopy(dense)
+    rate, seed = config.training.learning_rate.embeddings, config.training.seed
     for model in (dense, pruned):
-        EmbeddingTables(model.embeddings, config.training.learning_rate.embeddings, len(batches[0]), DistContext())
+        EmbeddingTables(model.embeddings, rate, len(batches[0]), DistContext(), seed)
     trainees = [Trainee(model, make_optimizer(model, config.training)) for model in (dense, pruned)]
     keep_experts(pruned, trainees[1].optimizer, pruned.gate.selection().experts_used)
     durations: tuple[list[float], list[float]] = ([], [])

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
+from torch import nn
 
 from pipelines.config.config import Config, LogsConfig
 from pipelines.config.uri import redact_uri
@@ -250,8 +251,8 @@ def largest_difference(
 ) -> float:
     """Return the maximum difference between dense and frozen scores, over all tasks together and each task alone.
 
-    The dense model runs in float64, like the frozen graph: in float32, rounding can route an example at the boundary
-    between two experts to the other expert.
+    The dense model runs in float64 above the embeddings, like the frozen graph: in float32, rounding can route an
+    example at the boundary between two experts to the other expert.
 
     Args:
         model: dense model.
@@ -261,7 +262,9 @@ def largest_difference(
     """
     tasks = ranker.schema.tasks
     inputs = TorchBatch.from_numpy(ranker.encoder.encode(rows))
-    outputs = copy.deepcopy(model).double()(replace(inputs, dense=inputs.dense.double()))
+    dense_model = copy.deepcopy(model, {id(model.embeddings): nn.Identity()}).double()  # without copying the tables
+    dense_model.embeddings = model.embeddings
+    outputs = dense_model(replace(inputs, dense=inputs.dense.double()))
     dense = to_probabilities((calibration or Calibration())(outputs.numpy(), ranker.schema.task_names), tasks)
     together, _ = ranker.score_completed(rows, tasks)
     alone = np.concatenate([ranker.score_completed(rows, [task])[0] for task in tasks], 1)

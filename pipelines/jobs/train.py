@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,8 +23,10 @@ from pipelines.runs.provenance import provenance
 from pipelines.runs.run import RunFolder
 from pipelines.runs.trackers import Trackers, require_installed
 from pipelines.training.calibration import calibrate
+from pipelines.training.checkpoint import Checkpoints
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext, get_world_size, init_distributed
+from pipelines.training.gate_schedule import GateSchedule
 from pipelines.training.id_dropout import IdDropout
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model, load_model
@@ -214,16 +217,50 @@ def _train_model(
     on_check: OnCheck | None,
     baselines: bool,
 ) -> None:
+    fitted = _fit(config, run, context, data, warm_start, on_check)
+    if context.is_main:
+        gc.collect()  # frees the model in training before its best weights are loaded
+        encode = partial(LabeledBatch.from_table, encoder=data.encoder)
+        validation = BatchLoader(
+            data.reader, data.index, encode, config.logs, config.training, "validation", shuffle=False
+        )
+        _write_results(config, run, fitted, validation, data.survey, warm_start, baselines)
+        Checkpoints(run.checkpoints, run.best, context, config.training.keep_checkpoints).remove()
+
+
+class _Fitted(NamedTuple):
+    """What remains of a training besides the best weights.
+
+    Attributes:
+        schedule: the gate schedule.
+        steps: optimizer steps of the whole training.
+        mean_experts_evaluated: experts with a positive weight for a task, averaged over the tasks and steps.
+    """
+
+    schedule: GateSchedule
+    steps: int
+    mean_experts_evaluated: float
+
+
+def _fit(
+    config: Config,
+    run: RunFolder,
+    context: DistContext,
+    data: TrainingData,
+    warm_start: WarmStart | None,
+    on_check: OnCheck | None,
+) -> _Fitted:
+    """Train a model; its best weights are in the run folder."""
     torch.manual_seed(config.training.seed + context.rank)
     model = build_model(config, data.encoder, data.position_encoder)
-    continuation = None
+    continuation, table_weights = None, None
     if warm_start is None:
         model.set_output_bias(base_rate_outputs(data.survey, config))
     else:
         rows = data.index.num_rows("train")
         config = _with_batch_size(config, limit_batch_size(config.training.batch_size, rows, context.world_size))
         continuation = warm_start.continuation(rows, config.training.convergence)
-        warm_start.initialize(model)
+        table_weights = warm_start.initialize(model)
         if warm_start.reopen:
             model.gate.reopen(config.training.convergence.gamma)
     loader = partial(BatchLoader, data.reader, data.index, logs=config.logs, settings=config.training)
@@ -235,26 +272,25 @@ def _train_model(
         ranking_within=None if ranking is None else ranking.within,
     )
     encode_validation = partial(LabeledBatch.from_table, encoder=data.encoder)
-    validation = partial(loader, encode=encode_validation, split="validation", shuffle=False)
-    train_batches = loader(encode=encode_train, rank=context.rank, world_size=context.world_size)
+    loader = partial(loader, rank=context.rank, world_size=context.world_size)
+    train_batches = loader(encode=encode_train)
     trainer = Trainer(
         config,
         run,
         context,
         train_batches,
-        validation(rank=context.rank, world_size=context.world_size),
+        loader(encode=encode_validation, split="validation", shuffle=False),
         model,
         IdDropout(data.encoder, data.survey.get("unknown_ids", {}), config.training),
         teachers=load_teachers(run, config, context.device),
+        table_weights=table_weights,
         continuation=continuation,
         on_check=on_check,
     )
     if not trainer.resume() and warm_start is None:
         start_similar_tasks_alike(config, run, model, train_batches, context)
     trainer.fit()
-    if context.is_main:
-        _write_results(config, run, trainer, validation(), data.survey, warm_start, baselines)
-        trainer.remove_checkpoints()
+    return _Fitted(trainer.schedule, trainer.steps, trainer.mean_experts_evaluated)
 
 
 def _with_batch_size(config: Config, batch_size: int) -> Config:
@@ -265,7 +301,7 @@ def _with_batch_size(config: Config, batch_size: int) -> Config:
 def _write_results(
     config: Config,
     run: RunFolder,
-    trainer: Trainer,
+    fitted: _Fitted,
     validation: BatchLoader,
     survey: dict[str, Any],
     warm_start: WarmStart | None,
@@ -276,7 +312,7 @@ def _write_results(
     Args:
         config: the whole configuration.
         run: the run folder.
-        trainer: the finished training.
+        fitted: the finished training.
         validation: batches of the validation split.
         survey: content of ``survey.json``.
         warm_start: the earlier run that the training started from, if any.
@@ -285,10 +321,10 @@ def _write_results(
     schema = config.serving_schema
     model, encoder = load_model(run, config)  # the best weights, which may be older than the last ones
     selection, routing_cost = measure_selection(model, schema, validation.epoch(0))
-    schedule = trainer.schedule
+    schedule = fitted.schedule
     gate: Gate = model.gate
     codes_changed = gate.codes_changed() if isinstance(gate, DSelectK) and not gate.per_example else None
-    experts_of_top_k = trainer.mean_experts_evaluated / gate.k if gate.k < gate.num_experts else None
+    experts_of_top_k = fitted.mean_experts_evaluated / gate.k if gate.k < gate.num_experts else None
     record = {
         **selection.to_json(),
         "kind": config.model.gate.kind,
@@ -296,7 +332,7 @@ def _write_results(
         "binary_at_step": schedule.binary_at_step,
         "snapped_codes": schedule.snapped_codes,
         "codes_changed": codes_changed,
-        "steps": trainer.steps,
+        "steps": fitted.steps,
         "trained_rows": survey["rows"]["train"] + (0 if warm_start is None else warm_start.trained_rows()),
         "training_experts_of_top_k": experts_of_top_k,
         "flops": flops(selection, model.shape, routing_cost),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from pipelines.runs.run import RunFolder
 from pipelines.training.checkpoint import dense_parameters, dense_state, optimizer_state, parameters_with_state
+from pipelines.training.distributed import DistContext
 from pipelines.training.embedding_tables import EmbeddingTables
 from pipelines.training.objective import Objective
+from pipelines.training.tensor_file import TensorBlocks, write_tensors
 
 TABLE_WEIGHT = "embeddings.collection.embedding_bags.{}.weight"
 """Name of an embedding table's weights in the model's state dict."""
@@ -22,7 +22,13 @@ ADAM_PREFIX, ADAGRAD_PREFIX = "optimiser.", "adagrad."
 """Prefixes of the names of optimizer states: ``optimiser.PARAMETER.exp_avg``, ``adagrad.TABLE``."""
 
 
-def save_best(run: RunFolder, objective: Objective, tables: EmbeddingTables, optimizer: torch.optim.Optimizer) -> None:
+def save_best(
+    run: RunFolder,
+    context: DistContext,
+    objective: Objective,
+    tables: EmbeddingTables,
+    optimizer: torch.optim.Optimizer,
+) -> None:
     """Replace the run's best weights atomically; all ranks must call this, the main rank writes.
 
     The file holds the state dict of the model, the moments of AdamW, and the sums of Adagrad.
@@ -30,27 +36,27 @@ def save_best(run: RunFolder, objective: Objective, tables: EmbeddingTables, opt
     Raises:
         OutputError: the file cannot be written; the previous one is unaffected.
     """
-    table_weights: dict[str, Any] | None = tables.gather()
-    sums = tables.gather_sums()
-    if table_weights is None:
-        return
-    tensors = {
-        **{TABLE_WEIGHT.format(name): weight for name, weight in table_weights.items()},
+    tensors: dict[str, Tensor | TensorBlocks] = {
+        **{TABLE_WEIGHT.format(name): weights for name, weights in tables.weights().items()},
+        **{ADAGRAD_PREFIX + name: sums for name, sums in tables.sums().items()},
         **dense_state(objective.model),
         **optimizer_state(objective, optimizer, parameters_with_state(objective, optimizer)),
-        **{ADAGRAD_PREFIX + name: value for name, value in sums.items()},
     }
+    if not context.is_main:
+        write_tensors(tensors, None)
+        return
     draft = run.best.with_suffix(".draft")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft)
+        with draft.open("wb") as stream:
+            write_tensors(tensors, stream)
         draft.replace(run.best)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         draft.unlink(missing_ok=True)
         raise run.write_error(run.best, error) from None
 
 
 def load_best(run: RunFolder) -> dict[str, Tensor]:
-    """Load the state dict of the model."""
+    """Return the state dict of the model; the tensors are parts of the file, which are read where they are used."""
     return _load(run, optimizers=False)
 
 

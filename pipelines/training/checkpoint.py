@@ -25,13 +25,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from pipelines.console import print_status
 from pipelines.training.distributed import DistContext
+from pipelines.training.tensor_file import write_tensors
 from ranking.artifacts.atomic_files import files_in, fsync, os_error_text, sha256
 from ranking.errors import LogError, OutputError, single_line
 from ranking.model.embeddings import stored_name
@@ -79,6 +84,22 @@ class Checkpoint:
             ) from error
 
 
+class _ShardWriter(HuggingFaceStorageWriter):
+    """Writes the tensors of a rank without the three copies in memory that its base class makes."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the file of this rank; see ``StorageWriter``."""
+        tensors: dict[str, Any] = {item.index.fqn: planner.resolve_data(item) for item in plan.items}
+        chunks = {item.index.fqn: item.tensor_data.chunk for item in plan.items if item.tensor_data is not None}
+        offsets = {name: {SAVED_OFFSETS_KEY: list(chunk.offsets)} for name, chunk in chunks.items()}
+        with (Path(self.path) / f"shard-{plan.storage_data['shard_index']}.safetensors").open("wb") as stream:
+            write_tensors(tensors, stream, {CUSTOM_METADATA_KEY: json.dumps(offsets)})
+            os.fsync(stream.fileno())
+        written: Future[list[WriteResult]] = Future()
+        written.set_result([])
+        return written
+
+
 class Checkpoints:
     """All checkpoints of one run.
 
@@ -112,8 +133,7 @@ class Checkpoints:
             context.barrier()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns when a single process saves
-                writer = HuggingFaceStorageWriter(str(draft / TENSORS), save_distributed=True)
-                save(tensors, storage_writer=writer)
+                save(tensors, storage_writer=_ShardWriter(str(draft / TENSORS), save_distributed=True))
             if context.is_main:
                 self._commit(draft, step, state)
             context.barrier()

@@ -52,12 +52,11 @@ class BatchLoader:
 
     The row groups of the log (adjacent small ones as one unit), in an order drawn for the epoch, are cut into blocks of
     at least ``shuffle_rows`` rows, and the rows of each block are permuted; rows of a group of the ranking loss stay
-    adjacent. An epoch is the sequence of the blocks. The
-    ranks read consecutive parts of it, which differ by at most one row. The rows read do not depend on the number of
-    threads nor, over all ranks together, on the number of ranks.
+    adjacent. An epoch is the sequence of the blocks. The ranks read consecutive parts of it. All have batches of the
+    same size, so that up to ``world_size`` − 1 rows are left out. The rows read do not depend on the number of threads.
 
-    Without shuffling, the loader returns every row in log order. All ranks take the same number of steps, so that the
-    last batch of a rank may have one row or none.
+    Without shuffling, the loader returns every row in log order. Several ranks take the same number of steps with
+    batches of the same size, the last of which may contain copies of a row without labels.
 
     Args:
         reader: the log.
@@ -153,9 +152,10 @@ class BatchLoader:
     def _batches(self, epoch: int, slices: Sequence[EpochSlice] | None) -> Generator[LabeledBatch, None, None]:
         all_slices = self._full_epoch(epoch) if slices is None else slices
         # A rank without rows still reads one block, for the shape of its empty batch.
-        part = _rank_part(all_slices, self._rank, self._world_size) or [
-            epoch_slice._replace(stop=epoch_slice.start) for epoch_slice in all_slices[:1]
-        ]
+        part = _rank_part(all_slices, self._rank, self._world_size)
+        if self._shuffle:  # as many rows as the other ranks
+            part = _cut(part, 0, _total_rows(all_slices) // self._world_size)
+        part = part or [epoch_slice._replace(stop=epoch_slice.start) for epoch_slice in all_slices[:1]]
         steps, blocks = self.steps(slices), self._blocks(epoch)
         runs = [blocks[epoch_slice.block] for epoch_slice in part]
         threads = self._settings.readers
@@ -176,9 +176,12 @@ class BatchLoader:
                         last = LabeledBatch.concat(fragments)
                         yield last
                         fragments, missing, steps = [], self._batch_size, steps - 1
+                filler = block.take(np.zeros(1, np.int64)) if not self._shuffle and self._world_size > 1 else None
                 del block  # frees its memory before the next block is assembled
         if steps:
-            yield LabeledBatch.concat(fragments) if fragments else last.take(np.empty(0, np.int64))
+            if filler is not None:
+                fragments.append(filler.take(np.zeros(missing, np.int64)).without_labels())
+            yield LabeledBatch.concat(fragments)
 
     def _row_order(self, epoch: int, epoch_slice: EpochSlice, block: LabeledBatch) -> npt.NDArray[np.int64]:
         """Return the rows of a block that belong to a slice, in reading order."""
@@ -221,7 +224,7 @@ def _total_rows(slices: Sequence[EpochSlice]) -> int:
 
 
 def _rank_part(slices: Sequence[EpochSlice], rank: int, world_size: int) -> list[EpochSlice]:
-    """Return the part of the rows that a rank reads."""
+    """Return the part of the rows that a rank reads; parts differ by at most one row."""
     rows = _total_rows(slices)
     return _cut(slices, rank * rows // world_size, (rank + 1) * rows // world_size)
 

@@ -31,8 +31,9 @@ interpreter ends. A thread that frees a tensor at that moment aborts the process
 IGNORED_WARNINGS = (
     "Grad strides",  # DDP copies such gradients correctly
     "TBE B200 optimization",  # FBGEMM reports on a GPU which kernels it has chosen
+    "`torch.distributed.*` is deprecated",  # TorchRec calls functions of PyTorch that have new names
 )
-"""Start of the texts of warnings that nobody needs to act on."""
+"""Start of the texts of warnings, as regular expressions, that nobody needs to act on."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """Embedding tables in training: row-wise Adagrad fused into the backward pass, on one process or sharded over ranks.
 
-A step updates only the rows of its batch, so that its cost does not grow with the vocabulary. Implemented with TorchRec
-and FBGEMM.
+A step updates only the rows of its batch, so that its cost does not grow with the vocabulary. Each rank allocates,
+initializes and restores its shards only, so that the tables need not fit into the memory of one machine. Implemented
+with TorchRec and FBGEMM.
 """
 
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,15 +27,36 @@ from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from pipelines.training.distributed import DistContext
-from ranking.model.embeddings import PREFIX, TABLES, Embeddings
+from pipelines.training.tensor_file import BLOCK_ROWS, TensorBlocks
+from ranking.encoding.vocabulary import OOV, stable_hash
+from ranking.model.embeddings import INITIAL_STD, PREFIX, TABLES, Embeddings
 
-SHARDING_TYPES = ["table_wise", "row_wise", "column_wise"]
-"""Sharding types that the planner may choose; data_parallel would replicate every table on every rank."""
+SPLIT_BYTES = 4 * 2**20
+"""Size from which a table is split by row, so that the ranks need the same memory; the planner balances time only."""
 
 RESERVED_MEMORY = 0.15
 """Fraction of each device's memory that the sharding planner reserves for everything but the tables."""
 
 logging.getLogger("torchrec.distributed.planner").setLevel(logging.ERROR)  # its hardware advice does not apply here
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of a table that one rank holds.
+
+    Attributes:
+        rank: the rank that holds them.
+        start: the first row.
+        stop: the row after the last one.
+        weights: their weights [stop − start, dim]; None on other ranks.
+        sums: their sums of squared gradients [stop − start]; None on other ranks.
+    """
+
+    rank: int
+    start: int
+    stop: int
+    weights: Tensor | None
+    sums: Tensor | None
 
 
 class EmbeddingTables:
@@ -41,32 +65,50 @@ class EmbeddingTables:
     Replaces ``embeddings.collection`` with a collection that updates its weights in the backward pass.
 
     Args:
-        embeddings: the model's embeddings; modified in place.
+        embeddings: the model's embeddings; modified in place. The weights of their tables are not used.
         learning_rate: initial learning rate.
         batch_size: rows per rank and step, for the cost model of the sharding planner.
         context: the ranks over which the tables are sharded.
+        seed: determines the initial weights, together with the name of the table, and not the number of ranks.
+        weights: weights [known rows, dim] of the first rows of each table, instead of random ones; the other rows
+            become copies of the OOV row.
     """
 
-    def __init__(self, embeddings: Embeddings, learning_rate: float, batch_size: int, context: DistContext) -> None:
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        learning_rate: float,
+        batch_size: int,
+        context: DistContext,
+        seed: int,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._context = context
         plain: Any = embeddings.collection
+        configs = plain.embedding_bag_configs()
+        sizes = ((config.num_embeddings, config.embedding_dim) for config in configs)
+        self._shapes = dict(zip(embeddings.tables, sizes, strict=True))
         self._collection: Any
         self._optimizer: Any
-        self._names = [config.name.removeprefix(PREFIX) for config in plain.embedding_bag_configs()]
         self._collection, self._optimizer = plain, None  # for a schema without sparse features
-        if self._names and context.world_size == 1:
+        if configs and context.world_size == 1:
             self._collection = FusedEmbeddingBagCollection(
-                tables=plain.embedding_bag_configs(),
+                tables=configs,
                 optimizer_type=RowWiseAdagrad,
                 optimizer_kwargs={"lr": learning_rate},
                 device=context.device,
             )
             self._optimizer = self._collection.fused_optimizer()
-            self.load({name: embeddings.weight(name).detach() for name in self._names})
-        elif self._names:
+        elif configs:
             self._collection = _shard(plain, learning_rate, batch_size, context)
             self._optimizer = self._collection.fused_optimizer
         embeddings.collection = self._collection
+        for name, parts in self._parts().items():
+            for part in parts:
+                if part.weights is not None and weights is None:
+                    _draw(part.weights, part.start, self._shapes[name], f"{seed}/{name}")
+                elif part.weights is not None and weights is not None:
+                    _copy(part.weights, weights[name][part.start : part.stop], weights[name][OOV])
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next backward pass."""
@@ -78,42 +120,15 @@ class EmbeddingTables:
     def state(self) -> dict[str, Any]:
         """Return the weights and Adagrad sums of all tables by name; load into these tensors in place."""
         state = {f"tables.{name}.weight": weight for name, weight in self._weights().items()}
-        sums = self._optimizer.state_dict()["state"] if self._optimizer is not None else {}
-        for entries in sums.values():
-            for key, value in entries.items():  # MODULE.weight.momentum_1 or, sharded, MODULE.momentum1
-                state[f"tables.{key.split('.')[0].removeprefix(PREFIX)}.momentum"] = value
-        return state
+        return state | {f"tables.{name}.momentum": sums for name, sums in self._sums().items()}
 
-    def gather(self) -> dict[str, Tensor] | None:
-        """Gather the weights [rows, dim] of each table on the main rank; return None on the others."""
-        if self._context.world_size == 1:
-            return {name: weight.detach() for name, weight in self._weights().items()}
-        gathered = {name: self._gather(weight) for name, weight in self._weights().items()}
-        return gathered if self._context.is_main else None
+    def weights(self) -> dict[str, TensorBlocks]:
+        """Return the weights [rows, dim] of each table; the main rank can read them, see ``TensorBlocks``."""
+        return {name: self._readable(parts, "weights", self._shapes[name]) for name, parts in self._parts().items()}
 
-    def gather_sums(self) -> dict[str, Tensor]:
-        """Gather the sums of squared gradients [rows] of each table on the main rank; the others return nothing.
-
-        A table that is sharded by column has one sum per row and shard and is left out.
-        """
-        sums = self._row_sums()
-        if self._context.world_size == 1:
-            return sums
-        # The state of a table that one rank holds is missing on the others, so that they cannot gather it by table.
-        own = {
-            name: [(shard.metadata.shard_offsets[0], shard.tensor.cpu()) for shard in value.local_shards()]
-            for name, value in sums.items()
-        }
-        shards_by_rank = [own] * self._context.world_size if self._context.is_main else None
-        torch.distributed.gather_object(own, shards_by_rank, dst=0)
-        gathered: dict[str, Tensor] = {}
-        weights = self._weights()
-        for shards in shards_by_rank or ():
-            for name, parts in shards.items():
-                values = gathered.setdefault(name, torch.zeros(self._shape(weights[name])[0]))
-                for start, rows in parts:
-                    values[start : start + len(rows)] = rows
-        return gathered
+    def sums(self) -> dict[str, TensorBlocks]:
+        """Return the sums of squared gradients [rows] of each table; the main rank can read them."""
+        return {name: self._readable(parts, "sums", self._shapes[name][:1]) for name, parts in self._parts().items()}
 
     @torch.no_grad()
     def load_sums(self, sums: Mapping[str, Tensor]) -> None:
@@ -122,68 +137,127 @@ class EmbeddingTables:
         A new row then takes steps as small as those of a known id. With a sum of 0, its first step would have the size
         of the learning rate, whatever its gradient.
         """
-        for name, target in self._row_sums().items():
-            if name not in sums:
-                continue
-            trained = sums[name][sums[name] > 0]
-            values = torch.full(self._shape(target), float(trained.mean()) if len(trained) else 0.0)
-            values[: len(sums[name])] = sums[name]
-            if self._context.world_size == 1:
-                target.copy_(values)
-                continue
-            for shard in target.local_shards():
-                start, rows = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
-                shard.tensor.detach().copy_(values[start : start + rows])
+        for name, parts in self._parts().items():
+            if name in sums:
+                known = sums[name].numpy()
+                mean = float(known.sum(dtype=np.float64)) / max(int(np.count_nonzero(known)), 1)
+                for part in parts:
+                    if part.sums is not None:
+                        _copy(part.sums, sums[name][part.start : part.stop], mean)
 
-    def _row_sums(self) -> dict[str, Any]:
-        """Return Adagrad's sums of the tables that have one per row: a tensor or, sharded, a ``ShardedTensor``."""
-        state, weights = self.state(), self._weights()
-        sums = {name: state.get(f"tables.{name}.momentum") for name in self._names}
+    def _readable(self, parts: Sequence[_Part], content: str, shape: tuple[int, ...]) -> TensorBlocks:
+        """Return the weights or the sums of a table of this shape."""
+        return TensorBlocks(shape, partial(self._blocks, parts, content, shape[1:]))
+
+    def _blocks(self, parts: Sequence[_Part], content: str, width: tuple[int, ...]) -> Iterator[Tensor]:
+        """Yield the rows of a table in order on the main rank; the other ranks send theirs and yield nothing."""
+        context = self._context
+        for part in parts:
+            held: Tensor | None = getattr(part, content)
+            for start in range(part.start, part.stop, BLOCK_ROWS):
+                stop = min(start + BLOCK_ROWS, part.stop)
+                if held is not None:
+                    rows = held[start - part.start : stop - part.start]
+                    if context.is_main:
+                        yield rows
+                    else:
+                        dist.send(rows, 0)
+                elif context.is_main:
+                    rows = torch.empty(stop - start, *width, device=context.device)
+                    dist.recv(rows, part.rank)
+                    yield rows
+
+    def _parts(self) -> dict[str, list[_Part]]:
+        """Return the parts of each table on all ranks, by row."""
+        weights, sums = self._weights(), self._sums()
+        if self._context.world_size > 1:
+            return {name: _parts_of(weights[name], sums.get(name)) for name in weights}
         return {
-            name: value
-            for name, value in sums.items()
-            if value is not None and self._shape(value) == self._shape(weights[name])[:1]
+            name: [_Part(0, 0, len(weight), weight.detach(), sums[name].detach())] for name, weight in weights.items()
         }
 
-    def _shape(self, value: Any) -> tuple[int, ...]:
-        """Return the shape of a tensor or, on several ranks, of a ``ShardedTensor``, whose ``size()`` is deprecated."""
-        return tuple(value.size() if self._context.world_size == 1 else value.metadata().size)
-
-    def _gather(self, value: Any) -> Tensor:
-        """Gather a ``ShardedTensor`` on the main rank; the others get an empty tensor."""
-        out = torch.empty(self._shape(value) if self._context.is_main else 0, device=self._context.device)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch deprecates ShardedTensor, which TorchRec uses
-            value.gather(dst=0, out=out if self._context.is_main else None)
-        return out
-
-    @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the weights [rows, dim] of each table; a rank copies its shards."""
-        for name, target in self._weights().items():
-            if self._context.world_size == 1:
-                target.detach().copy_(weights[name])
-                continue
-            for shard in target.local_shards():
-                (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-                shard.tensor.detach().copy_(weights[name][row : row + rows, column : column + columns])
-
     def _weights(self) -> dict[str, Any]:
-        state = self._collection.state_dict() if self._names else {}
-        return {name: state[f"{TABLES}{PREFIX}{name}.weight"] for name in self._names}
+        state = self._collection.state_dict() if self._shapes else {}
+        return {name: state[f"{TABLES}{PREFIX}{name}.weight"] for name in self._shapes}
+
+    def _sums(self) -> dict[str, Any]:
+        """Return Adagrad's sums by table; sharded, a rank lacks those of tables that other ranks hold as a whole."""
+        states = self._optimizer.state_dict()["state"].values() if self._optimizer is not None else ()
+        entries = (entry for state in states for entry in state.items())
+        # MODULE.weight.momentum_1 or, sharded, MODULE.momentum1
+        return {key.split(".")[0].removeprefix(PREFIX): sums for key, sums in entries}
+
+
+def _parts_of(weights: Any, sums: Any) -> list[_Part]:
+    """Return the parts of a table, by row.
+
+    Args:
+        weights: the ``ShardedTensor`` of its weights.
+        sums: that of its sums; None if this rank holds no part.
+    """
+    own_weights, own_sums = (
+        {} if sharded is None else {s.metadata.shard_offsets[0]: s.tensor.detach() for s in sharded.local_shards()}
+        for sharded in (weights, sums)
+    )
+    parts = []
+    for shard in weights.metadata().shards_metadata:
+        start, rows = shard.shard_offsets[0], shard.shard_sizes[0]
+        if rows:  # The last ranks may have none.
+            parts.append(
+                _Part(shard.placement.rank(), start, start + rows, own_weights.get(start), own_sums.get(start))
+            )
+    return sorted(parts, key=lambda part: part.start)
+
+
+def _draw(weights: Tensor, start: int, shape: tuple[int, int], seed: str) -> None:
+    """Fill rows with random weights, which depend only on the seed, their numbers, and the shape of the table.
+
+    Args:
+        weights: the rows [rows, dim].
+        start: number of the first row.
+        shape: shape of the whole table.
+        seed: seed of the table.
+    """
+    stop = start + len(weights)
+    for block in range(start - start % BLOCK_ROWS, stop, BLOCK_ROWS):
+        generator = torch.Generator().manual_seed(stable_hash(f"{seed}/{block}"))
+        rows = torch.empty(min(BLOCK_ROWS, shape[0] - block), shape[1]).normal_(std=INITIAL_STD, generator=generator)
+        first, last = max(block, start), min(block + BLOCK_ROWS, stop)
+        weights[first - start : last - start] = rows[first - block : last - block]
+
+
+def _copy(rows: Tensor, known: Tensor, other: Tensor | float) -> None:
+    """Fill the first rows with the known ones, and the others with the same value."""
+    rows[: len(known)] = known
+    rows[len(known) :] = other
+
+
+class _Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
+    """Shards by row on CPUs, too, which gloo can do as long as all ranks have batches of the same size."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:  # noqa: ARG002 — same interface
+        """Return the sharding types that the planner may choose."""
+        return ["table_wise", "row_wise"]
+
+
+def _constraint(config: Any) -> ParameterConstraints:
+    """Return how a table may be sharded: never replicated, and large ones by row."""
+    size = config.num_embeddings * config.embedding_dim * torch.float32.itemsize
+    return ParameterConstraints(
+        sharding_types=["row_wise" if size >= SPLIT_BYTES else "table_wise"], compute_kernels=["fused"]
+    )
 
 
 def _shard(plain: Any, learning_rate: float, batch_size: int, context: DistContext) -> DistributedModelParallel:
     """Distribute a collection over the ranks, as planned by TorchRec."""
     apply_optimizer_in_backward(RowWiseAdagrad, plain.parameters(), {"lr": learning_rate})
-    constraint = ParameterConstraints(sharding_types=SHARDING_TYPES, compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=context.world_size, compute_device=context.device.type),
-        constraints={config.name: constraint for config in plain.embedding_bag_configs()},
+        constraints={config.name: _constraint(config) for config in plain.embedding_bag_configs()},
         batch_size=batch_size,
         storage_reservation=FixedPercentageStorageReservation(RESERVED_MEMORY),
     )
-    sharder = EmbeddingBagCollectionSharder()
+    sharder = _Sharder()
     return DistributedModelParallel(
         plain,
         env=ShardingEnv.from_process_group(dist.group.WORLD),

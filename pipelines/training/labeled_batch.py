@@ -85,6 +85,10 @@ class LabeledBatch:
         groups = None if self.groups is None else self.groups.take(rows)
         return LabeledBatch(self.inputs.take(rows), labels, users, weights, position_inputs, groups)
 
+    def without_labels(self) -> LabeledBatch:
+        """Return the same rows with all labels masked, so that they do not count."""
+        return self.with_labels(np.full_like(self.labels, np.nan))
+
     def with_labels(self, labels: Float32) -> LabeledBatch:
         """Return the same rows with other labels [rows, tasks]."""
         return replace(self, labels=labels)

@@ -14,6 +14,8 @@ from ranking.schema import BucketsFeature, Schema, SparseFeature
 FLOAT_BYTES = 4
 OPTIMIZER_COPIES = 4
 """Values per dense parameter: weight, gradient and the two moments of AdamW."""
+ADAGRAD_SUMS = 1
+"""Values per row of an embedding table, besides its weights."""
 ACTIVATION_COPIES = 3
 """Values per unit of a layer and row: output, mask of dropout or ReLU, and gradient."""
 BUFFERED_BLOCKS = 4
@@ -56,7 +58,7 @@ def hashed_table_sizes(config: Config) -> dict[str, int]:
 def estimate_memory(config: Config, table_sizes: Mapping[str, int], rows: int | None = None) -> dict[str, int]:
     """Return the bytes that a training needs on this machine, by the settings that determine them.
 
-    Under torchrun, each rank first holds every table as a whole, and then its shard.
+    Under torchrun, the tables are divided among the ranks.
     """
     ranks, local_ranks = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     schema, model, training = config.training_schema, config.model, config.training
@@ -65,7 +67,7 @@ def estimate_memory(config: Config, table_sizes: Mapping[str, int], rows: int | 
         size = table_sizes.get(name, 0)
         setting = f"hash_buckets = {size:,}" if _hash_buckets(feature) else f"{size:,} ids"
         key = f"feature '{feature.name}' ({setting}, dim = {feature.dim:,})"
-        parts[key] = FLOAT_BYTES * size * feature.dim * local_ranks * (ranks + 1) // ranks
+        parts[key] = FLOAT_BYTES * size * (feature.dim + ADAGRAD_SUMS) * local_ranks // ranks
     width = _input_width(schema)
     experts = _Layers(model.num_experts, width, model.expert_layers)
     towers = _Layers(len(schema.tasks), model.expert_layers[-1], (*model.tower_layers, 1))

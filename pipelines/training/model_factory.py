@@ -19,7 +19,11 @@ from ranking.model.position_tower import PositionTower
 
 
 def build_model(config: Config, encoder: Encoder, position_encoder: Encoder | None = None) -> MMoE:
-    """Build an untrained model for an encoder, with a position tower if there is an encoder for it."""
+    """Build an untrained model for an encoder, with a position tower if there is an encoder for it.
+
+    The embedding tables, except those of the tower, have no weights yet: ``EmbeddingTables`` or the weights of a run
+    replace them.
+    """
     tasks, tower_config, tower = encoder.schema.tasks, config.model.side_tower, None
     if tower_config is not None and position_encoder is not None:
         tower = PositionTower(tower_config, len(tasks), _embeddings(position_encoder), position_encoder.dense_size)
@@ -28,7 +32,7 @@ def build_model(config: Config, encoder: Encoder, position_encoder: Encoder | No
     return MMoE(
         config.model,
         len(tasks),
-        _embeddings(encoder),
+        _embeddings(encoder, "meta"),
         DenseInputs(encoder.dense_size, encoder.bins),
         gamma,
         tower,
@@ -36,8 +40,8 @@ def build_model(config: Config, encoder: Encoder, position_encoder: Encoder | No
     )
 
 
-def _embeddings(encoder: Encoder) -> Embeddings:
-    return Embeddings(encoder.schema, {name: space.size for name, space in encoder.id_mappings.items()})
+def _embeddings(encoder: Encoder, device: str | None = None) -> Embeddings:
+    return Embeddings(encoder.schema, {name: space.size for name, space in encoder.id_mappings.items()}, device)
 
 
 def read_position_encoder(run: RunFolder, config: Config) -> Encoder | None:
@@ -49,6 +53,8 @@ def read_position_encoder(run: RunFolder, config: Config) -> Encoder | None:
 def load_model(run: RunFolder, config: Config) -> tuple[MMoE, Encoder]:
     """Load a run's best weights in eval mode, with the encoder of the run, whose tasks have the run's label bounds.
 
+    The weights are mapped from the file: processes share them, and rows of tables are read when they are used.
+
     Raises:
         LogError: a file of the run is damaged.
     """
@@ -59,7 +65,7 @@ def load_model(run: RunFolder, config: Config) -> tuple[MMoE, Encoder]:
         model = build_model(config, encoder, read_position_encoder(run, config))
         model.gate = model.gate.serving_gate()  # best weights always have a final selection
         model.keep_experts(weights["active"].tolist())
-        model.load_state_dict(weights)
+        model.load_state_dict(weights, assign=True)
     except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
         raise LogError(f"{run.path}: the run is damaged or of another version ({error}); train again") from error
     return model.eval(), encoder

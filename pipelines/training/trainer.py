@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ class Trainer:
         model: the dense model; modified in place.
         id_dropout: hides ids of the batches of the training split.
         teachers: earlier runs whose predictions the training learns, too; None for none.
+        table_weights: weights [known rows, dim] of the embedding tables of an earlier run; None for random ones.
         continuation: what a warm start that keeps the selection takes over from the earlier run; None otherwise.
         on_check: callback for each check, called on the main rank.
 
@@ -81,10 +82,16 @@ class Trainer:
         id_dropout: IdDropout,
         *,
         teachers: Teachers | None = None,
+        table_weights: Mapping[str, Tensor] | None = None,
         continuation: Continuation | None = None,
         on_check: OnCheck | None = None,
     ) -> None:
         self._config, self._settings, self._run, self._context = config, config.training, run, context
+        settings, rates = self._settings, self._settings.learning_rate
+        rank_batch_size = settings.batch_size // context.world_size
+        self._tables = EmbeddingTables(
+            model.embeddings, rates.embeddings, rank_batch_size, context, settings.seed, table_weights
+        )
         self._loader, self._validation, self._model = loader, validation, model.to(context.device)
         self._id_dropout, self._teachers, self._on_check = id_dropout, teachers, on_check
         self._continuation = continuation
@@ -95,13 +102,10 @@ class Trainer:
                 f"training has only {self.steps} steps: gates need a few hundred steps to select experts; "
                 "lower training.batch_size or raise training.epochs"
             )
-        settings, rates = self._settings, self._settings.learning_rate
         self.schedule = GateSchedule(
             settings.convergence, model.gate, self.steps, config.model.experts_budget, context, preselected=preselected
         )
         penalty = Regularization(config.model.gate, settings.convergence, self.schedule, self.steps)
-        rank_batch_size = settings.batch_size // context.world_size
-        self._tables = EmbeddingTables(model.embeddings, rates.embeddings, rank_batch_size, context)
         uncertainty = settings.loss_weighting == "uncertainty"
         weighting = (UncertaintyWeighting if uncertainty else FixedWeighting)(config.tasks).to(context.device)
         self._optimizer = make_optimizer(model, settings, weighting)
@@ -163,7 +167,7 @@ class Trainer:
         """Save the weights of the earlier run as the best ones until a check is better."""
         total = float(self._validation_losses() @ self._task_weights)
         self._best = total if math.isfinite(total) else math.inf
-        save_best(self._run, self._objective, self._tables, self._optimizer)
+        save_best(self._run, self._context, self._objective, self._tables, self._optimizer)
 
     def resume(self) -> bool:
         """Continue from the latest intact checkpoint, or from the start; metrics of later steps are removed.
@@ -179,11 +183,6 @@ class Trainer:
             self._run.truncate_metrics(self._step)
         self._context.barrier()
         return checkpoint is not None
-
-    def remove_checkpoints(self) -> None:
-        """Delete the checkpoints of a finished training."""
-        if self._context.is_main:
-            self._checkpoints.remove()
 
     def _train_step(self, batch: LabeledBatch) -> ObjectiveOutput:
         """Run one optimizer step."""
@@ -262,7 +261,7 @@ class Trainer:
             self._checks_since_best += 1
             if total < self._best:
                 self._best, self._checks_since_best, self._improved = total, 0, True
-                save_best(self._run, self._objective, self._tables, self._optimizer)
+                save_best(self._run, self._context, self._objective, self._tables, self._optimizer)
         weights = output.weights.flatten(0, -3).mean(0) if output.weights.dim() == 3 else output.weights
         line = {
             "step": self._step,

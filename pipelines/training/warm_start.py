@@ -8,12 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from pipelines.config.config import Config, ConvergenceConfig
 from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
-from pipelines.training.best_weights import load_best, load_optimizers
+from pipelines.training.best_weights import TABLE_WEIGHT, load_best, load_optimizers
 from ranking.encoding.columns import cast_ids
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.vocabulary import OOV, Vocabulary
@@ -108,29 +109,49 @@ class WarmStart:
         decayed = (1 - convergence.anneal_until) * min(self.trained_rows(), MEMORY * rows)
         return Continuation(load_optimizers(self.run), rate=rows / (rows + decayed))
 
-    def initialize(self, model: MMoE) -> None:
-        """Load the earlier run's weights into an untrained model; rows of new ids are copies of the OOV row.
+    def initialize(self, model: MMoE) -> dict[str, Tensor]:
+        """Load the earlier run's weights into an untrained model, except those of the embedding tables.
 
-        Keeping the selection removes all other experts. All scores are those that the earlier run would return.
+        Keeping the selection removes all other experts. With the tables, in which the rows of new ids are copies of the
+        OOV row, all scores are those that the earlier run would return.
+
+        Returns:
+            Weights [known rows, dim] of each embedding table.
 
         Raises:
             LogError: the earlier run is damaged.
         """
-        weights = load_best(self.run)
-        experts: list[int] = weights["active"].tolist()
-        for name, table in model.state_dict().items():
-            if TABLES in name and len(table) > len(weights[name]):
-                new_rows = weights[name][OOV].expand(len(table) - len(weights[name]), -1)
-                weights[name] = torch.cat([weights[name], new_rows])
-        if not self.reopen:
-            model.gate = model.gate.serving_gate()
-            model.keep_experts(experts)
         try:
+            weights = load_best(self.run)
+            tables = {name: weights.pop(TABLE_WEIGHT.format(name)) for name in model.embeddings.tables}
+            experts: list[int] = weights["active"].tolist()
+            if not self.reopen:
+                model.gate = model.gate.serving_gate()
+                model.keep_experts(experts)
+            state = model.state_dict()
+            for name, rows in tables.items():
+                weights[TABLE_WEIGHT.format(name)] = state[TABLE_WEIGHT.format(name)]
+                _require_fitting(name, rows, model.embeddings.weight(name))
+            for name, table in state.items():
+                if TABLES in name and len(table) > len(weights[name]):  # of the position tower
+                    new_rows = weights[name][OOV].expand(len(table) - len(weights[name]), -1)
+                    weights[name] = torch.cat([weights[name], new_rows])
             if self.reopen:
                 weights = _restore_removed_experts(weights, model, experts)
             model.load_state_dict(weights)
-        except RuntimeError as error:
+        except (OSError, KeyError, RuntimeError, SafetensorError) as error:
             raise LogError(f"{self.run.path}: the run is damaged or of another version ({error})") from None
+        return tables
+
+
+def _require_fitting(name: str, known: Tensor, table: Tensor) -> None:
+    """Check that the weights [known rows, dim] are those of the first rows of a table [rows, dim].
+
+    Raises:
+        RuntimeError: they are not.
+    """
+    if known.shape[1:] != table.shape[1:] or len(known) > len(table):
+        raise RuntimeError(f"table {name} is {list(known.shape)}, which does not fit into {list(table.shape)}")
 
 
 def extend_encoder(earlier: Encoder, fitted: Encoder) -> Encoder:

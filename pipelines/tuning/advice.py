@@ -22,6 +22,7 @@ from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext, get_world_size
+from pipelines.training.embedding_tables import EmbeddingTables
 from pipelines.training.labeled_batch import LabeledBatch
 from pipelines.training.model_factory import build_model
 from pipelines.training.setup import prepare
@@ -162,11 +163,15 @@ def _mean_flops(runs: Sequence[RunFolder]) -> float:
 def _inspect(config: Config, run: RunFolder) -> tuple[Tensor, int]:
     """Return the similarity of the tasks and the width of the experts' input, from the files of a finished run."""
     data = prepare(config, run, DistContext())
-    torch.manual_seed(config.training.seed)  # A repeated call must find the same groups.
+    settings = config.training
+    torch.manual_seed(settings.seed)  # A repeated call must find the same groups.
     model = build_model(config, data.encoder, data.position_encoder)
+    EmbeddingTables(
+        model.embeddings, settings.learning_rate.embeddings, settings.batch_size, DistContext(), settings.seed
+    )
     encode = partial(LabeledBatch.from_table, encoder=data.encoder)
-    loader = BatchLoader(data.reader, data.index, encode, config.logs, config.training)
-    return similarity_of_split(model, loader, config.training.batch_size, DistContext()), model.shape.inputs
+    loader = BatchLoader(data.reader, data.index, encode, config.logs, settings)
+    return similarity_of_split(model, loader, settings.batch_size, DistContext()), model.shape.inputs
 
 
 def _rivals(groups: int) -> dict[str, Settings]:

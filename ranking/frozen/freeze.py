@@ -11,6 +11,7 @@ from torch import Tensor
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import FeatureTable
 from ranking.frozen.calibration import Calibration
+from ranking.frozen.embedding_rows import PREFIX
 from ranking.frozen.graph import GATE
 from ranking.frozen.ranker import FrozenRanker
 from ranking.frozen.weights import FACTORS, FrozenModel
@@ -34,7 +35,7 @@ def freeze(
     """Build the frozen ranker of a converged model.
 
     It contains only the selected experts, with the batch norm folded into their first layer. The output biases include
-    the model's output offset. The position tower is left out.
+    the model's output offset. The position tower is left out. The embeddings share the memory of the model's.
 
     Args:
         model: trained model, in any mode.
@@ -57,7 +58,7 @@ def freeze(
     assert norm.running_var is not None
     scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
     shift = norm.bias.double() - norm.running_mean.double() * scale
-    weights = {f"embedding.{name}": model.embeddings.weight(name) for name in schema.tables}
+    weights: dict[str, Tensor] = {}
     used = selection.experts_used
     for expert, position in zip(used, model.positions(used), strict=True):
         for depth, layer in enumerate(model.experts.stack):
@@ -82,6 +83,7 @@ def freeze(
         weights |= {"norm.scale": scale, "norm.shift": shift}
         weights |= {f"{GATE}{name}": value for name, value in model.gate.state_dict().items()}
     arrays = {name: weight.detach().cpu().numpy().copy() for name, weight in weights.items()}
+    arrays |= {f"{PREFIX}{name}": model.embeddings.weight(name).detach().cpu().numpy() for name in schema.tables}
     frozen = FrozenModel(selection, arrays, gate)
     return FrozenRanker(schema, encoder, (frozen,), tables, objective, details or {}, calibration or Calibration())
 

@@ -41,11 +41,13 @@ class Embeddings(nn.Module):
     Args:
         schema: features.
         sizes: number of rows of each embedding table.
+        device: device of the tables; default: the CPU. On "meta", they need no memory until they are replaced.
     """
 
-    def __init__(self, schema: Schema, sizes: Mapping[str, int]) -> None:
+    def __init__(self, schema: Schema, sizes: Mapping[str, int], device: str | None = None) -> None:
         super().__init__()
         self.names = [feature.name for feature in schema.sparse]
+        self.tables = list(schema.tables)
         self.widths = [feature.dim for feature in schema.sparse]
         self.width = sum(self.widths)
         self._num_categorical = len(schema.categoricals)
@@ -61,7 +63,8 @@ class Embeddings(nn.Module):
                     init_fn=lambda weight: nn.init.normal_(weight, std=INITIAL_STD),
                 )
                 for name, first in schema.tables.items()
-            ]
+            ],
+            device=None if device is None else torch.device(device),
         )
         self.register_state_dict_post_hook(_name_tables)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_name_modules)  # type: ignore[no-untyped-call]

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
-from pipelines.training.model_factory import build_model
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.model.mmoe import MMoE
+from tests.support.plain_model import build_plain_model
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -38,7 +38,7 @@ def model_and_batch(
     """An untrained model of five experts with two layers each, and a batch for it; the parameter is a reading."""
     encoder, batch = labeled_batch
     reading = getattr(request, "param", "sum")
-    model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4], "reading": reading}), encoder)
+    model = build_plain_model(shop.config(model={"experts": 5, "expert_layers": [6, 4], "reading": reading}), encoder)
     return model, DeviceBatch.from_labeled(batch)
 
 
@@ -49,6 +49,6 @@ def make_model(shop: Shop, labeled_batch: tuple[Encoder, LabeledBatch]) -> MakeM
 
     def build(gate: dict[str, Any]) -> MMoE:
         torch.manual_seed(0)
-        return build_model(shop.config(model={"experts": 5, "gate": gate}), encoder)
+        return build_plain_model(shop.config(model={"experts": 5, "gate": gate}), encoder)
 
     return build

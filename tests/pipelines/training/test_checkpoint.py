@@ -12,7 +12,7 @@ from pipelines.training.checkpoint import BEST, Checkpoints
 from pipelines.training.distributed import DistContext
 from ranking.errors import LogError, OutputError
 
-SHARD = "tensors/shard-00001-model-00001-of-00001.safetensors"
+SHARD = "tensors/shard-1.safetensors"
 DAMAGES = ("missing", "cut", "altered")
 STATE = {"epoch": 1, "names": ["a"]}
 

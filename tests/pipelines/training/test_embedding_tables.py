@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pipelines.training.distributed import DistContext
-from pipelines.training.embedding_tables import EmbeddingTables
+from pipelines.training.embedding_tables import BLOCK_ROWS, EmbeddingTables
+from pipelines.training.tensor_file import TensorBlocks
 from ranking.encoding.torch_batch import TorchBatch, TorchRaggedIds
-from ranking.model.embeddings import Embeddings
+from ranking.model.embeddings import INITIAL_STD, Embeddings
 from ranking.schema import Schema
 
 ROWS = 9
@@ -63,7 +65,8 @@ def plain_and_fused(schema: Schema) -> tuple[Embeddings, Embeddings]:
     """Return embeddings with equal tables: plain ones, and ones that are updated in the backward pass."""
     plain = Embeddings(schema, dict.fromkeys(schema.tables, ROWS))
     fused = copy.deepcopy(plain)
-    EmbeddingTables(fused, RATE, 5, DistContext())
+    weights = {name: plain.weight(name).detach() for name in schema.tables}
+    EmbeddingTables(fused, RATE, 5, DistContext(), 0, weights)
     return plain, fused
 
 
@@ -92,18 +95,25 @@ def test_backward_updates_rows_by_row_wise_adagrad(schema: Schema, seed: int) ->
         torch.testing.assert_close(fused.weight(name).detach(), expected, rtol=1e-3, atol=1e-5)
 
 
+def contents(tensors: Mapping[str, TensorBlocks]) -> dict[str, Tensor]:
+    """Return whole tensors, and check that they have the promised shape."""
+    whole = {name: torch.cat(list(tensor.blocks())) for name, tensor in tensors.items()}
+    assert {name: tuple(value.shape) for name, value in whole.items()} == {n: t.shape for n, t in tensors.items()}
+    return whole
+
+
 @pytest.fixture
 def tables() -> tuple[Embeddings, EmbeddingTables]:
-    embeddings = Embeddings(schema_of(KINDS[:2], [4, 4, 8]), {"f0": ROWS, "f1": ROWS, "f2": ROWS})
-    return embeddings, EmbeddingTables(embeddings, RATE, 5, DistContext())
+    embeddings = Embeddings(schema_of(KINDS[:2], [4, 4, 8]), {"f0": ROWS, "f1": ROWS, "f2": ROWS}, "meta")
+    return embeddings, EmbeddingTables(embeddings, RATE, 5, DistContext(), 0)
 
 
 def test_backward_with_zero_learning_rate_changes_nothing(tables: tuple[Embeddings, EmbeddingTables]) -> None:
     embeddings, fused_tables = tables
     fused_tables.set_learning_rate(0.0)
-    before = {name: weight.clone() for name, weight in (fused_tables.gather() or {}).items()}
+    before = {name: weight.clone() for name, weight in contents(fused_tables.weights()).items()}
     embeddings(draw_batch(schema_of(KINDS[:2], [4, 4, 8]), 5, 0)).sum().backward()
-    assert all(torch.equal(before[name], weight) for name, weight in (fused_tables.gather() or {}).items())
+    assert all(torch.equal(before[name], weight) for name, weight in contents(fused_tables.weights()).items())
 
 
 def test_state_loaded_in_place_restores_weights_and_momentum(tables: tuple[Embeddings, EmbeddingTables]) -> None:
@@ -118,3 +128,33 @@ def test_state_loaded_in_place_restores_weights_and_momentum(tables: tuple[Embed
         value.detach().copy_(kept[name])
     embeddings(inputs).sum().backward()
     assert all(torch.equal(after[name], value) for name, value in fused_tables.state().items())
+
+
+def test_initial_weights_are_normal_and_depend_on_seed_and_table_only() -> None:
+    """Large tables are drawn in blocks, of which the last is shorter."""
+    schema, rows = schema_of(KINDS[:1], [4, 4]), BLOCK_ROWS + 1_000
+
+    def draw(seed: int) -> dict[str, Tensor]:
+        embeddings = Embeddings(schema, {"f0": rows, "f1": rows}, "meta")
+        torch.manual_seed(torch.seed())
+        return contents(EmbeddingTables(embeddings, RATE, 5, DistContext(), seed).weights())
+
+    first, same, other = draw(1), draw(1), draw(2)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    different = [first["f0"], first["f1"], other["f0"], first["f0"][BLOCK_ROWS:]]
+    assert len({float(weight.sum()) for weight in different}) == len(different)
+    assert float(first["f0"].std()) == pytest.approx(INITIAL_STD, rel=0.01)
+    assert first["f0"].unique(dim=0).shape == first["f0"].shape
+
+
+def test_weights_of_an_earlier_run_are_extended_by_copies_of_the_oov_row() -> None:
+    known = torch.arange(20.0).reshape(5, 4)
+    embeddings = Embeddings(schema_of([], [4]), {"f0": 8}, "meta")
+    tables = EmbeddingTables(embeddings, RATE, 5, DistContext(), 0, {"f0": known})
+    assert torch.equal(contents(tables.weights())["f0"], torch.cat([known, known[1].expand(3, 4)]))
+
+
+def test_sums_of_new_rows_are_the_mean_of_the_known_ones() -> None:
+    tables = EmbeddingTables(Embeddings(schema_of([], [4]), {"f0": 6}, "meta"), RATE, 5, DistContext(), 0)
+    tables.load_sums({"f0": torch.tensor([0.0, 2.0, 4.0]), "removed": torch.ones(2)})
+    assert contents(tables.sums())["f0"].tolist() == [0.0, 2.0, 4.0, 3.0, 3.0, 3.0]

@@ -17,6 +17,8 @@ from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.best_weights import load_best, load_optimizers
+from pipelines.training.distributed import DistContext
+from pipelines.training.embedding_tables import EmbeddingTables
 from pipelines.training.model_factory import build_model, load_model
 from pipelines.training.warm_start import WarmStart, extend_encoder, limit_batch_size
 from ranking.artifacts import bundle
@@ -59,7 +61,7 @@ def train_warm(config: Config, folder: Path, earlier: RunFolder, *, reopen: bool
 def initialized_model(config: Config, run: RunFolder, earlier: RunFolder, *, reopen: bool) -> Any:
     """Return the model as a warm start initializes it."""
     model = build_model(config, Encoder.read(run.encoder, config.serving_schema))
-    WarmStart(earlier, reopen).initialize(model)
+    EmbeddingTables(model.embeddings, 0.1, 64, DistContext(), 0, WarmStart(earlier, reopen).initialize(model))
     return model.eval()
 
 

@@ -18,6 +18,7 @@ from pipelines.jobs import train as train_job
 from pipelines.training.checkpoint import dense_parameters
 from pipelines.training.distributed import init_distributed
 from pipelines.training.trainer import Trainer
+from tests.pipelines.training.tables_on_ranks import measure_tables
 
 
 def fit_and_compare(trainer: Trainer) -> None:
@@ -28,6 +29,8 @@ def fit_and_compare(trainer: Trainer) -> None:
         dist.broadcast(weights, 0)
         assert torch.equal(weights, parameter), f"{name} differs on rank {dist.get_rank()}"
     if dist.get_rank() == 0:
+        for part in trainer._tables._parts()["author"]:
+            print(f"author: [{part.start}, {part.stop})", file=sys.stderr)
         print("all ranks have the same weights", file=sys.stderr)
 
 
@@ -35,6 +38,7 @@ original_fit = Trainer.fit
 Trainer.fit = fit_and_compare  # type: ignore[method-assign]
 folder = Path(sys.argv[1])
 with init_distributed() as context:
+    measure_tables(folder, context)
     train_job.init_distributed = lambda: nullcontext(context)
     for name, argv in json.loads((folder / "commands.json").read_text()).items():
         out, err = (folder / f"{name}.{stream}" for stream in ("out", "err"))
