@@ -52,8 +52,13 @@ def main(config: Path, folder: Path, epochs: int, *settings: str) -> dict[str, A
         "experts": experts,
         "experts_chosen": checks[-1]["experts"],
         "seconds_in_all": time.perf_counter() - start,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
+        "peak_bytes": peak_bytes(),
     }
+
+
+def peak_bytes() -> int:
+    """Return the peak memory of this process, mapped files included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def _rows(measured: list[dict[str, Any]], threads: int) -> str:
             *(f"{result[phase]:,.0f}" if result[phase] else "–" for phase in PHASES),
             f"{result['per_cpu_second']:,.0f}",
             f"{result['seconds_in_all']:,.0f}",
-            _mebibytes(result),
+            _mebibytes(result["peak_bytes"]),
         )
         for result in measured
     ]
@@ -92,20 +92,22 @@ def _rows(measured: list[dict[str, Any]], threads: int) -> str:
 
 
 def _ids(measured: list[dict[str, Any]], threads: int) -> str:
-    """Show the rate by the number of ids in a vocabulary."""
+    """Show the rate and the memory by the number of ids of a table."""
     rows = [
         (
             f"{result['ids']:,}",
             f"{result['all_steps']:,.0f}",
             f"{result['seconds_in_all']:,.1f}",
-            _mebibytes(result),
+            _mebibytes(result["peak_bytes"]),
+            _mebibytes(result["rank_peak_bytes"]),
         )
         for result in measured
     ]
     return section(
-        "By ids of a vocabulary",
-        f"{cores(threads)}, a feature with 16 numbers per id, one epoch of the same log.",
-        ("ids", "rows/s, all steps", "s", "peak MiB"),
+        "By ids of a table",
+        f"{cores(threads)}, a feature with 16 numbers per id, one epoch of the same log. The last column is of two "
+        "ranks, which divide the table.",
+        ("ids", "rows/s, all steps", "s", "peak MiB", "peak MiB of a rank"),
         rows,
     )
 
@@ -121,5 +123,5 @@ def _score(measured: dict[str, Any], threads: int) -> str:
     return section("Scoring", f"{cores(threads)}, {measured['rows']:,} rows.", header, rows)
 
 
-def _mebibytes(result: dict[str, Any]) -> str:
-    return f"{result['peak_bytes'] / 2**20:,.0f}"
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.0f}"

@@ -46,7 +46,7 @@ def results() -> dict[str, Any]:
         "libraries": {"log": "KuaiRand", "turns": turns},
         "chosen": {"log": "KuaiRand", "turns": [{"small": turn["ranker"]} for turn in turns]},
         "rows": [{"rows": 1000, **ours(100, 300)}, {"rows": 2000, **ours(50, 150)}],
-        "ids": [{"ids": 10, **ours(100, 300)}],
+        "ids": [{"ids": 10, **ours(100, 300), "rank_peak_bytes": 2**19}],
         "score": {"rows": 5, "score": [60.0, 50.0], "graph": [100.0, 100.0]},
     }
     return {part: {"threads": 1, "measured": values} for part, values in measured.items()}

@@ -31,18 +31,18 @@ def hashed(shop: Shop, **settings: Any) -> None:
     shop.schema = shop.schema.model_copy(update={"features": features})
 
 
-def test_tables_are_counted_twice_because_training_copies_them(shop: Shop) -> None:
+def test_tables_are_counted_with_their_sums(shop: Shop) -> None:
     hashed(shop, hash_buckets=1_000_000, dim=32)
     parts = estimate_memory(shop.config(), {"tab": 1_000_000, "user_id": 50})
-    assert parts["feature 'tab' (hash_buckets = 1,000,000, dim = 32)"] == 2 * 4 * 32_000_000
-    assert parts["feature 'user_id' (50 ids, dim = 16)"] == 2 * 4 * 800
+    assert parts["feature 'tab' (hash_buckets = 1,000,000, dim = 32)"] == 4 * 33_000_000
+    assert parts["feature 'user_id' (50 ids, dim = 16)"] == 4 * 850
 
 
-def test_ranks_of_one_machine_hold_every_table_and_a_shard(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_machine_hold_their_shards(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     parts = estimate_memory(shop.config(), {"user_id": 1000})
-    assert parts["feature 'user_id' (1,000 ids, dim = 16)"] == 4 * 16_000 * 4 * 9 // 8
+    assert parts["feature 'user_id' (1,000 ids, dim = 16)"] == 4 * 17_000 * 4 // 8
 
 
 @pytest.mark.usefixtures("gigabyte")
