@@ -51,8 +51,9 @@ def save_best(
             write_tensors(tensors, stream)
         draft.replace(run.best)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise run.write_error(run.best, error) from None
+    finally:
+        draft.unlink(missing_ok=True)  # of a full disk, or of another rank that failed
 
 
 def load_best(run: RunFolder) -> dict[str, Tensor]:

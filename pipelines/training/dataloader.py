@@ -53,7 +53,7 @@ class BatchLoader:
     The row groups of the log (adjacent small ones as one unit), in an order drawn for the epoch, are cut into blocks of
     at least ``shuffle_rows`` rows, and the rows of each block are permuted; rows of a group of the ranking loss stay
     adjacent. An epoch is the sequence of the blocks. The ranks read consecutive parts of it. All have batches of the
-    same size, so that up to ``world_size`` − 1 rows are left out. The rows read do not depend on the number of threads.
+    same size; fewer than two rows per rank are left out. The rows read do not depend on the number of threads.
 
     Without shuffling, the loader returns every row in log order. Several ranks take the same number of steps with
     batches of the same size, the last of which may contain copies of a row without labels.
@@ -151,7 +151,7 @@ class BatchLoader:
 
     def _batches(self, epoch: int, slices: Sequence[EpochSlice] | None) -> Generator[LabeledBatch, None, None]:
         all_slices = self._full_epoch(epoch) if slices is None else slices
-        # A rank without rows still reads one block, for the shape of its empty batch.
+        # A rank without rows still reads one block, for a row to fill its batch with.
         part = _rank_part(all_slices, self._rank, self._world_size)
         if self._shuffle:  # as many rows as the other ranks
             part = _cut(part, 0, _total_rows(all_slices) // self._world_size)
@@ -173,8 +173,7 @@ class BatchLoader:
                     fragments.append(block.take(rows))
                     missing -= len(rows)
                     if steps and not missing:
-                        last = LabeledBatch.concat(fragments)
-                        yield last
+                        yield LabeledBatch.concat(fragments)
                         fragments, missing, steps = [], self._batch_size, steps - 1
                 filler = block.take(np.zeros(1, np.int64)) if not self._shuffle and self._world_size > 1 else None
                 del block  # frees its memory before the next block is assembled

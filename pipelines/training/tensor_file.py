@@ -19,6 +19,10 @@ DTYPES = {
     torch.int64: "I64",
     torch.float32: "F32",
     torch.int32: "I32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -68,7 +72,7 @@ def write_tensors(
         value = tensors[name]
         for block in value.blocks() if isinstance(value, TensorBlocks) else _blocks_of(value):
             if stream is not None:
-                stream.write(block.detach().cpu().contiguous().view(-1).numpy().data)
+                stream.write(block.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def _blocks_of(tensor: Tensor) -> Sequence[Tensor]:
