@@ -122,8 +122,7 @@ def _join_group() -> Iterator[DistContext]:
     except BaseException as error:
         # The process ends with its own message. torchrun, which notices the failure of a rank, must not end it before.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        is_lost_peer = any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "socket"))
-        if isinstance(error, RuntimeError) and is_lost_peer:  # gloo and NCCL have no exception type of their own for it
+        if _is_lost_peer(error):
             raise failure from error
         raise
     else:
@@ -131,3 +130,13 @@ def _join_group() -> Iterator[DistContext]:
     finally:
         dist.destroy_process_group()
         gc.collect()  # Models in reference cycles keep the group, too.
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    """Return whether another rank has ended; gloo and NCCL have no exception type of their own for it.
+
+    They call wrong arguments, which are a defect of this program, invalid.
+    """
+    text = str(error).lower()
+    names_it = any(word in text for word in ("gloo", "nccl", "connection", "socket"))
+    return isinstance(error, RuntimeError) and names_it and "invalid" not in text

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from pipelines.training.distributed import init_distributed
+from pipelines.training.distributed import _is_lost_peer, init_distributed
 from ranking.errors import RankerError
 
 
@@ -28,3 +28,17 @@ def test_init_distributed_with_more_ranks_than_gpus_names_the_fix(monkeypatch: p
         monkeypatch.setenv(name, value)
     with pytest.raises(RankerError, match="rank 0: each rank needs a GPU, and this machine has 1:"), init_distributed():
         pass
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2345"), True),
+        (RuntimeError("NCCL error: remote process exited or there was a network error"), True),
+        (RuntimeError("ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected (19, 4))"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("connection"), False),
+    ],
+)
+def test_is_lost_peer_is_false_for_defects(error: Exception, expected: bool) -> None:
+    assert _is_lost_peer(error) == expected
