@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pipelines.runs.run import RunFolder
@@ -14,6 +14,7 @@ from pipelines.training.distributed import DistContext
 from pipelines.training.embedding_tables import EmbeddingTables
 from pipelines.training.objective import Objective
 from pipelines.training.tensor_file import TensorBlocks, write_tensors
+from ranking.errors import LogError, single_line
 
 TABLE_WEIGHT = "embeddings.collection.embedding_bags.{}.weight"
 """Name of an embedding table's weights in the model's state dict."""
@@ -57,19 +58,35 @@ def save_best(
 
 
 def load_best(run: RunFolder) -> dict[str, Tensor]:
-    """Return the state dict of the model; the tensors are parts of the file, which are read where they are used."""
+    """Return the state dict of the model; the tensors are parts of the file, which are read where they are used.
+
+    Raises:
+        LogError: the file is missing or damaged.
+    """
     return _load(run, optimizers=False)
 
 
 def load_optimizers(run: RunFolder) -> dict[str, Tensor]:
-    """Load the state of the optimizers by name; empty for a run of version 0.1.0, which did not save it."""
+    """Load the state of the optimizers by name; empty for a run of version 0.1.0, which did not save it.
+
+    Raises:
+        LogError: the file is missing or damaged.
+    """
     return _load(run, optimizers=True)
 
 
 def _load(run: RunFolder, *, optimizers: bool) -> dict[str, Tensor]:
-    with safe_open(run.best, framework="pt") as file:
-        names = [name for name in list(file.keys()) if name.startswith((ADAM_PREFIX, ADAGRAD_PREFIX)) == optimizers]
-        return {name: file.get_tensor(name) for name in names}
+    try:
+        with safe_open(run.best, framework="pt") as file:
+            names = [name for name in list(file.keys()) if name.startswith((ADAM_PREFIX, ADAGRAD_PREFIX)) == optimizers]
+            return {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise damaged_run(run, error) from None
+
+
+def damaged_run(run: RunFolder, error: Exception) -> LogError:
+    """Return the error of a run whose files cannot be used, with the reason."""
+    return LogError(f"{run.path}: the run is damaged or of another version ({single_line(error)}); train again")
 
 
 def restore_optimizers(

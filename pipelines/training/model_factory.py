@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 
-from safetensors import SafetensorError
-
 from pipelines.config.config import Config
 from pipelines.inspection.label_bounds import with_label_bounds
 from pipelines.runs.run import RunFolder
-from pipelines.training.best_weights import load_best
+from pipelines.training.best_weights import damaged_run, load_best
 from ranking.encoding.encoder import Encoder
-from ranking.errors import LogError
 from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE
@@ -66,6 +63,6 @@ def load_model(run: RunFolder, config: Config) -> tuple[MMoE, Encoder]:
         model.gate = model.gate.serving_gate()  # best weights always have a final selection
         model.keep_experts(weights["active"].tolist())
         model.load_state_dict(weights, assign=True)
-    except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
-        raise LogError(f"{run.path}: the run is damaged or of another version ({error}); train again") from error
+    except (OSError, KeyError, RuntimeError, ValueError) as error:
+        raise damaged_run(run, error) from None
     return model.eval(), encoder

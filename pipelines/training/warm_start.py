@@ -8,13 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from pipelines.config.config import Config, ConvergenceConfig
 from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
-from pipelines.training.best_weights import TABLE_WEIGHT, load_best, load_optimizers
+from pipelines.training.best_weights import TABLE_WEIGHT, damaged_run, load_best, load_optimizers
 from ranking.encoding.columns import cast_ids
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.vocabulary import OOV, Vocabulary
@@ -139,8 +138,8 @@ class WarmStart:
             if self.reopen:
                 weights = _restore_removed_experts(weights, model, experts)
             model.load_state_dict(weights)
-        except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-            raise LogError(f"{self.run.path}: the run is damaged or of another version ({error})") from None
+        except (KeyError, RuntimeError) as error:
+            raise damaged_run(self.run, error) from None
         return tables
 
 

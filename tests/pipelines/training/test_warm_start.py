@@ -107,6 +107,15 @@ def test_warm_start_initially_scores_like_the_earlier_run(shop: Shop, earlier: R
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("reopen", [False, True])
+def test_warm_start_of_a_run_with_damaged_weights_raises_a_log_error(
+    shop: Shop, earlier: RunFolder, reopen: bool
+) -> None:
+    earlier.best.write_bytes(earlier.best.read_bytes()[:1000])
+    with pytest.raises(LogError, match=f"^{earlier.path}: the run is damaged or of another version .*; train again$"):
+        train_warm(shop.config(model=BUDGET), shop.folder / "run", earlier, reopen=reopen)
+
+
 def test_warm_start_trains_rows_of_new_ids(shop: Shop, earlier: RunFolder) -> None:
     new_days(shop)
     run = train_warm(shop.config(model=BUDGET), shop.folder / "run", earlier)
