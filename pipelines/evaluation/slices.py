@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.encoder import Encoder
-from ranking.encoding.vocabulary import MISSING, OOV, IdArray
+from ranking.encoding.id_rows import MISSING, OOV
+from ranking.encoding.vocabulary import IdArray
 from ranking.schema import CrossFeature, NumberFeature, Owner, Schema
 
 MAX_VALUES = 20

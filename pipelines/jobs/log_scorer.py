@@ -63,9 +63,7 @@ class LogScorer:
         self.tasks = ranker.tasks(tasks)
         self.reader = LogReader(logs, ranker.schema, dict(ranker.tables), labels=False)
         schema = ranker.schema
-        self._id_columns = {
-            owner: str(schema.id_column(owner)) for owner in ID_OWNERS if ranker.known_ids(owner) is not None
-        }
+        self._id_columns = {owner: str(schema.id_column(owner)) for owner in ID_OWNERS if ranker.knows_ids(owner)}
         # Columns without a value in the log are expected to be ids, or to be computed.
         given = {schema.columns.user, schema.columns.item, *schema.derived_columns}
         inputs = (feature for feature in schema.inputs if not feature.training_only)

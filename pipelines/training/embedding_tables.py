@@ -28,7 +28,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from pipelines.training.distributed import DistContext
 from pipelines.training.tensor_file import BLOCK_ROWS, TensorBlocks
-from ranking.encoding.vocabulary import OOV, stable_hash
+from ranking.encoding.id_rows import OOV
+from ranking.encoding.vocabulary import stable_hash
 from ranking.model.embeddings import INITIAL_STD, PREFIX, TABLES, Embeddings
 
 SPLIT_BYTES = 4 * 2**20

@@ -20,7 +20,8 @@ from pipelines.engines import Engine
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import EncodedBatch, Int64, RaggedIds
 from ranking.encoding.encoder import Encoder
-from ranking.encoding.vocabulary import MISSING, OOV, HashBuckets, Vocabulary
+from ranking.encoding.id_rows import MISSING, OOV
+from ranking.encoding.vocabulary import HashBuckets, Vocabulary
 from ranking.schema import CrossFeature
 
 MIN_RATE, MAX_RATE = 0.002, 0.3

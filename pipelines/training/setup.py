@@ -43,7 +43,7 @@ from pipelines.training.warm_start import WarmStart, extend_encoder
 from ranking.artifacts.atomic_files import atomic_directory, write_json
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
-from ranking.errors import LogError, OutputError
+from ranking.errors import LogError, OutputError, single_line
 from ranking.schema import Schema
 
 MIN_BASE_RATE = 1e-6
@@ -230,8 +230,17 @@ def _has_columns(run: RunFolder, reader: LogReader, schema: Schema) -> bool:
 
 
 def _extended(fitted: Encoder, earlier: Path | None) -> Encoder:
-    """Return the encoder of an earlier run extended by the new ids; without one, the fitted encoder."""
-    return fitted if earlier is None else extend_encoder(Encoder.read(earlier, fitted.schema), fitted)
+    """Return the encoder of an earlier run extended by the new ids; without one, the fitted encoder.
+
+    Raises:
+        LogError: the encoder of the earlier run is damaged, or has ids of another type.
+    """
+    if earlier is None:
+        return fitted
+    try:
+        return extend_encoder(Encoder.read(earlier, fitted.schema), fitted)
+    except (OSError, ValueError, KeyError) as error:
+        raise LogError(f"{earlier}: is damaged ({single_line(error)}); train the earlier run again") from None
 
 
 def _write_encoder(encoder: Encoder, folder: Path) -> None:

@@ -16,7 +16,8 @@ from pipelines.runs.run import RunFolder
 from pipelines.training.best_weights import TABLE_WEIGHT, damaged_run, load_best, load_optimizers
 from ranking.encoding.columns import cast_ids
 from ranking.encoding.encoder import Encoder
-from ranking.encoding.vocabulary import OOV, Vocabulary
+from ranking.encoding.id_rows import OOV
+from ranking.encoding.vocabulary import Vocabulary
 from ranking.errors import ConfigError, InvalidInputError, LogError
 from ranking.gates.config import AttentiveConfig, SingleTaskConfig
 from ranking.model.embeddings import TABLES
@@ -163,7 +164,7 @@ def extend_encoder(earlier: Encoder, fitted: Encoder) -> Encoder:
     for name, space in fitted.id_mappings.items():
         known = spaces[name]
         if isinstance(space, Vocabulary) and isinstance(known, Vocabulary):
-            spaces[name] = Vocabulary(_append_new_ids(known.ids, space.ids, name))
+            spaces[name] = Vocabulary(_append_new_ids(known.ids(), space.ids(), name))
     numbers = {number.name: number for number in earlier.schema.numerics}
     features = tuple(numbers.get(feature.name, feature) for feature in fitted.schema.features)
     return Encoder(fitted.schema.model_copy(update={"features": features}), spaces, earlier.scales)

@@ -4,7 +4,7 @@ manifest.json         schema, selection, calibration, objective, costs, training
 weights.safetensors   weights of the frozen graph, named as in ``FrozenGraph``
                       (if several models are averaged: ``0/NAME``, ``1/NAME``, …)
 body.onnx             the graph after the embeddings, for other runtimes; absent for a per-example gate
-encoder/              vocabularies, buckets and scales (Parquet)
+encoder/              vocabularies, buckets and scales (Parquet); arrays for the lookup in large vocabularies
 users.parquet, items.parquet   features by id, if the ranker has feature tables
 users/, items/        the same features encoded (``FeatureIndex``); text ids as hashes since format 3
 counters/             state of counters and histories, if the ranker has some, see ``ranking.counters``
@@ -191,7 +191,7 @@ def read_bundle(folder: str | Path, read_file: ReadFile = map_file) -> FrozenRan
 
     Args:
         folder: the bundle.
-        read_file: returns the content of an encoded feature table's file; the ranker keeps it.
+        read_file: returns the content of a file with arrays for lookups; the ranker keeps it.
 
     Raises:
         BundleError: a file is missing, altered or not listed, the format is unknown, files are inconsistent, or a file
@@ -285,7 +285,7 @@ def _read(folder: Path, read_file: ReadFile) -> FrozenRanker:
         )
     schema = parse_schema(manifest["schema"], file)
     calibration = _calibration(manifest.get("calibration", {}), schema, file)
-    encoder = Encoder.read(folder / "encoder", schema)
+    encoder = Encoder.read(folder / "encoder", schema, read_file)
     tables = LazyFeatureTables(folder, schema)
     encoded = {
         owner: FeatureIndex.open(folder / f"{owner}s", encoder, owner, read_file)

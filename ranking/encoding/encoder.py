@@ -17,16 +17,9 @@ import pyarrow.parquet as pq
 from ranking.encoding.batch import EncodedBatch, Float32, RaggedIds
 from ranking.encoding.bins import Bins
 from ranking.encoding.columns import read_column
-from ranking.encoding.vocabulary import (
-    MISSING,
-    Bucketizer,
-    FloatArray,
-    HashBuckets,
-    IdArray,
-    IdMapping,
-    Vocabulary,
-    hash_column,
-)
+from ranking.encoding.id_rows import MISSING
+from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdArray, IdMapping, Vocabulary, hash_column
+from ranking.ids.npy import ReadFile, map_file
 from ranking.regular_files import read_parquet
 from ranking.schema import (
     BucketsFeature,
@@ -180,11 +173,14 @@ class Encoder:
         return _map_lists(column, lambda ids: self.id_mappings[bag.table].rows(ids, bag.column))
 
     def write(self, folder: Path) -> None:
-        """Write ``vocabularies/TABLE.parquet``, ``buckets/TABLE.parquet`` and ``scales.parquet``."""
+        """Write ``vocabularies/TABLE.parquet``, ``buckets/TABLE.parquet`` and ``scales.parquet``.
+
+        A large vocabulary also gets a folder ``vocabularies/TABLE`` with arrays for its lookup.
+        """
         (folder / "vocabularies").mkdir(parents=True)
         for name, id_mapping in self.id_mappings.items():
             if isinstance(id_mapping, Vocabulary):
-                pq.write_table(pa.table({"id": id_mapping.ids}), folder / "vocabularies" / f"{name}.parquet")
+                id_mapping.write(folder / "vocabularies" / f"{name}.parquet")
             elif isinstance(id_mapping, Bucketizer):
                 (folder / "buckets").mkdir(exist_ok=True)
                 pq.write_table(pa.table({"boundary": id_mapping.boundaries}), folder / "buckets" / f"{name}.parquet")
@@ -203,10 +199,15 @@ class Encoder:
         pq.write_table(pa.Table.from_pylist(scales, SCALES_SCHEMA), folder / "scales.parquet")
 
     @classmethod
-    def read(cls, folder: Path, schema: Schema) -> Self:
+    def read(cls, folder: Path, schema: Schema, read_file: ReadFile = map_file) -> Self:
         """Read an encoder that ``write`` wrote for the same schema.
 
         ``clip`` and ``bins`` of its schema are what the scales apply.
+
+        Args:
+            folder: its folder.
+            schema: the schema.
+            read_file: returns the content of a file with an array of a vocabulary.
         """
         id_mappings: dict[str, IdMapping] = {}
         for name, feature in schema.tables.items():
@@ -216,8 +217,7 @@ class Encoder:
             elif feature.hash_buckets is not None:
                 id_mappings[name] = HashBuckets(feature.hash_buckets)
             else:
-                ids = read_parquet(folder / "vocabularies" / f"{name}.parquet")["id"].combine_chunks()
-                id_mappings[name] = Vocabulary(ids)
+                id_mappings[name] = Vocabulary.open(folder / "vocabularies" / f"{name}.parquet", read_file)
         rows = {row["feature"]: row for row in read_parquet(folder / "scales.parquet").to_pylist()}
         scales = {
             name: Scale(

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
+from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ranking.encoding.columns import cast_ids
-from ranking.ids.index import IdIndex
+from ranking.encoding.id_rows import MISSING, OOV, DenseRows, IndexedRows, holds_dense_rows
+from ranking.ids.npy import ReadFile, map_file
+from ranking.regular_files import open_regular, read_parquet
 
 IdArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-
-MISSING = 0
-"""Embedding row of a missing value."""
-OOV = 1
-"""Embedding row of a value that is not in the vocabulary."""
 
 MAX_DICTIONARY = 100_000
 """Number of ids up to which a vocabulary is a Python dictionary: single values are found faster, but an id takes about
@@ -35,35 +35,110 @@ GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 """2⁶⁴ / golden ratio: the multiplier of Fibonacci hashing, which spreads differences in few bits over all bits."""
 
 
+class IdFile:
+    """Ids in a Parquet file, which are read only when they are needed.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        type: type of the ids, int64 or string.
+
+    Raises:
+        OSError, pyarrow.ArrowException, KeyError: the file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with open_regular(path) as stream:
+            metadata = pq.read_metadata(stream)
+        self._path = path
+        self._count: int = metadata.num_rows
+        self.type: pa.DataType = metadata.schema.to_arrow_schema().field("id").type
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self) -> pa.Array:
+        """Return the ids."""
+        return read_parquet(self._path)["id"].combine_chunks()
+
+    def copy(self, target: Path) -> None:
+        """Write the same ids to a new file."""
+        shutil.copyfile(self._path, target)
+
+
 class Vocabulary:
     """Known ids of one embedding table: row 0 is missing, row 1 OOV, then the ids, most frequent first.
 
     Args:
         ids: int64 or string, without nulls or duplicates.
+        arrays: lookup of the ids, if it was built before.
+
+    Attributes:
+        id_type: type of the ids.
+        size: number of rows of the embedding table.
     """
 
-    def __init__(self, ids: pa.Array) -> None:
-        self.ids = ids
-        self._id_type = int if pa.types.is_integer(ids.type) else str
-        self._dense = _DenseIntegerRows.from_ids(ids.to_numpy()) if self._id_type is int else None
+    def __init__(self, ids: pa.Array | IdFile, arrays: DenseRows | IndexedRows | None = None) -> None:
+        self._ids, self.id_type, self.size = ids, ids.type, len(ids) + OOV + 1
+        self._python_type = int if pa.types.is_integer(ids.type) else str
         self._row: dict[Any, int] | None = None
-        self._indexed: _IndexedRows | None = None
-        if len(ids) <= MAX_DICTIONARY:
-            self._row = {value: row for row, value in enumerate(ids.to_pylist(), start=OOV + 1)}
-            self._row[None] = MISSING
-        elif self._dense is None:
-            self._indexed = _IndexedRows(ids)
+        if not isinstance(ids, IdFile) and arrays is None:
+            arrays = DenseRows.build(ids.to_numpy()) if self._python_type is int else None
+            if len(ids) <= MAX_DICTIONARY:
+                self._row = {value: row for row, value in enumerate(ids.to_pylist(), start=OOV + 1)}
+                self._row[None] = MISSING
+            elif arrays is None:
+                arrays = IndexedRows.build(ids)
+        self._dense = arrays if isinstance(arrays, DenseRows) else None
+        self._indexed = arrays if isinstance(arrays, IndexedRows) else None
 
-    @property
-    def size(self) -> int:
-        """Number of rows of the embedding table."""
-        return len(self.ids) + OOV + 1
+    @classmethod
+    def open(cls, file: Path, read_file: ReadFile = map_file) -> Self:
+        """Open a vocabulary that ``write`` wrote. One without arrays, as in earlier versions, gets them in memory.
+
+        Args:
+            file: file of the ids.
+            read_file: returns the content of a file with an array.
+
+        Raises:
+            OSError, ValueError, KeyError, pyarrow.ArrowException: a file is damaged.
+        """
+        ids, folder = IdFile(file), file.with_suffix("")
+        if not folder.is_dir():
+            return cls(ids.read())
+        if holds_dense_rows(folder):
+            return cls(ids, DenseRows.open(folder, read_file))
+        indexed = IndexedRows.open(folder, ids.type, read_file)
+        if len(indexed) != len(ids):
+            raise ValueError(f"{file.name} holds {len(ids)} ids, but its index {len(indexed)}")
+        return cls(ids, indexed)
+
+    def write(self, file: Path) -> None:
+        """Write the ids to a Parquet file, and the arrays of a large vocabulary to a folder of the same name."""
+        if isinstance(self._ids, IdFile):
+            self._ids.copy(file)
+        else:
+            pq.write_table(pa.table({"id": self._ids}), file)
+        arrays = self._dense or self._indexed
+        if arrays is not None and self._row is None:
+            folder = file.with_suffix("")
+            folder.mkdir()
+            arrays.write(folder)
+
+    def ids(self) -> pa.Array:
+        """Return the ids; those of a large vocabulary are read from its file.
+
+        Raises:
+            OSError, pyarrow.ArrowException: the file is damaged, or was removed.
+        """
+        return self._ids.read() if isinstance(self._ids, IdFile) else self._ids
 
     def rows(self, values: pa.Array, field: str) -> IdArray:
         """Return the embedding rows [len(values)] int64; ``field`` is the column name for error messages."""
         if pa.types.is_null(values.type):
             return np.full(len(values), MISSING, np.int64)
-        values = cast_ids(values, self.ids.type, field)
+        values = cast_ids(values, self.id_type, field)
         if self._dense is not None:
             if not values.null_count:
                 return self._dense.rows(values.to_numpy())
@@ -84,7 +159,7 @@ class Vocabulary:
         """
         if isinstance(values, np.ndarray):
             return self.rows(pa.array(values), field) if self._dense is None else self._dense.rows(values)
-        if isinstance(next((value for value in values if value is not None), None), self._id_type | NoneType):
+        if isinstance(next((value for value in values if value is not None), None), self._python_type | NoneType):
             if self._dense is not None and (self._row is None or len(values) > MAX_SCALAR_LOOKUPS):
                 with suppress(TypeError):  # A value is None.
                     return self._dense.rows(np.array(values, np.int64))
@@ -93,56 +168,6 @@ class Vocabulary:
             if self._indexed is not None and None not in values:
                 return self._indexed.rows_from_values(values)
         return self.rows(pa.array(values), field)
-
-
-class _IndexedRows:
-    """Lookup of many ids in arrays: 20 to 24 bytes per integer, 28 to 32 per text.
-
-    Args:
-        ids: ids of the vocabulary.
-    """
-
-    def __init__(self, ids: pa.Array) -> None:
-        self._index, order = IdIndex.build(ids)
-        self._rows = np.append(order + OOV + 1, OOV)  # NOT_FOUND is the last position.
-
-    def rows(self, values: pa.Array) -> IdArray:
-        """Return the embedding row of each value; values have the type of the ids and are not null."""
-        rows: IdArray = self._rows[self._index.rows(values)]
-        return rows
-
-    def rows_from_values(self, values: Sequence[Any]) -> IdArray:
-        """Return the same for Python values without None."""
-        rows: IdArray = self._rows[self._index.rows_from_values(values)]
-        return rows
-
-
-class _DenseIntegerRows:
-    """Array lookup for integer ids that are close together, such as counters.
-
-    Args:
-        first: the smallest id.
-        table: embedding row of each integer from ``first`` on; the last entry is the row of all other integers.
-    """
-
-    def __init__(self, first: int, table: npt.NDArray[np.int32]) -> None:
-        self._first, self._table = np.int64(first), table
-
-    @classmethod
-    def from_ids(cls, ids: IdArray) -> _DenseIntegerRows | None:
-        """Return None if the table would be more than four times as long as the ids (plus 1,000)."""
-        if not len(ids):
-            return None
-        first, last = int(ids.min()), int(ids.max())
-        if last - first >= 4 * len(ids) + 1_000:
-            return None
-        table = np.full(last - first + 2, OOV, np.int32)
-        table[ids - first] = np.arange(OOV + 1, OOV + 1 + len(ids))
-        return cls(first, table)
-
-    def rows(self, ids: IdArray) -> IdArray:
-        offsets = (ids - self._first).view(np.uint64)  # Smaller ids wrap around to offsets beyond the table.
-        return self._table.take(np.minimum(offsets, len(self._table) - 1).view(np.int64)).astype(np.int64)
 
 
 class HashBuckets:

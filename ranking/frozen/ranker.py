@@ -16,8 +16,9 @@ from ranking.encoding.batch import EncodedBatch, Float32, Mask
 from ranking.encoding.columns import invalid_rows
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import FeatureTable, fill_features
+from ranking.encoding.id_rows import OOV
 from ranking.encoding.missing_columns import describe_missing, missing_feature_columns, suggest_column
-from ranking.encoding.vocabulary import OOV, Vocabulary
+from ranking.encoding.vocabulary import Vocabulary
 from ranking.errors import BundleError, InvalidInputError, RankerError
 from ranking.frozen.calibration import Calibration, Floats, to_probabilities
 from ranking.frozen.contributions import Contributions, ContributionsGraph
@@ -236,6 +237,10 @@ class FrozenRanker:
         """Convert the outputs of these tasks' towers [rows, tasks], from any backend, to scores [rows, tasks]."""
         return to_probabilities(self.calibration(outputs, tasks), self.tasks(tasks)).astype(np.float32)
 
+    def knows_ids(self, owner: Owner) -> bool:
+        """Return whether the ranker knows ids of the owner, see ``known_ids``."""
+        return self.schema.id_feature(owner) is not None or owner in self.tables
+
     def known_ids(self, owner: Owner) -> pa.Array | None:
         """Return the ids of the owner that the ranker has seen, int64 or string; None if it does not know any.
 
@@ -245,7 +250,7 @@ class FrozenRanker:
         if feature is not None:
             vocabulary = self.encoder.id_mappings[feature.table]
             assert isinstance(vocabulary, Vocabulary)
-            return vocabulary.ids
+            return vocabulary.ids()
         return self.tables[owner].ids if owner in self.tables else None
 
     def count_unseen(self, owner: Owner, ids: pa.Array) -> int:

@@ -15,20 +15,23 @@ class IdChecks:
 
     Args:
         checks: check of each row's id [rows] uint64.
+
+    Attributes:
+        checks: the same.
     """
 
     def __init__(self, checks: HashArray) -> None:
-        self._checks = checks
+        self.checks = checks
 
     def __len__(self) -> int:
-        return len(self._checks)
+        return len(self.checks)
 
     def query(self, texts: Sequence[bytes]) -> IdQuery:
         """Return the query of these texts, which are UTF-8."""
         keys, checks = hash_texts(texts)
 
         def matches(rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-            equal: npt.NDArray[np.bool_] = self._checks.take(rows) == checks[positions]
+            equal: npt.NDArray[np.bool_] = self.checks.take(rows) == checks[positions]
             return equal
 
         return keys, matches

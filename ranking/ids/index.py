@@ -125,6 +125,14 @@ class IdIndex:
         keys, starts, checks, order = _build(ids, column)
         return cls(keys, starts, None if checks is None else IdChecks(checks)), order
 
+    def write(self, folder: Path) -> None:
+        """Write ``keys.npy`` and ``starts.npy`` to an existing folder, and for text also ``checks.npy``."""
+        np.save(folder / "keys.npy", self._keys)
+        np.save(folder / "starts.npy", self._starts)
+        if self._text is not None:
+            assert isinstance(self._text, IdChecks), "format 2 is only read"
+            np.save(folder / "checks.npy", self._text.checks)
+
     @classmethod
     def open(cls, folder: Path, id_type: pa.DataType, read_file: ReadFile = map_file) -> Self:
         """Open an index that ``write_id_index`` wrote, or one of text ids in a bundle of format 2.
@@ -184,11 +192,8 @@ def write_id_index(ids: pa.Array, folder: Path, column: str = "id") -> RowArray:
     Raises:
         InvalidInputError: two ids have the same hash.
     """
-    keys, starts, checks, order = _build(ids, column)
-    np.save(folder / "keys.npy", keys)
-    np.save(folder / "starts.npy", starts)
-    if checks is not None:
-        np.save(folder / "checks.npy", checks)
+    index, order = IdIndex.build(ids, column)
+    index.write(folder)
     return order
 
 

@@ -15,7 +15,8 @@ from ranking.encoding.batch import EncodedBatch, Mask, RaggedIds
 from ranking.encoding.columns import read_column, to_id_array
 from ranking.encoding.encoder import hash_lists, scale_numbers, transform_numbers
 from ranking.encoding.feature_table import fill_features
-from ranking.encoding.vocabulary import MISSING, OOV, FloatArray, IdArray
+from ranking.encoding.id_rows import MISSING, OOV
+from ranking.encoding.vocabulary import FloatArray, IdArray
 from ranking.frozen.ranker import FrozenRanker
 from ranking.lookup.feature_index import IndexLayout
 from ranking.schema import InputFeature, NumberFeature, Owner

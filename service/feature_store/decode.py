@@ -113,7 +113,7 @@ class ColumnDecoder:
         self._has_ids = not all(isinstance(feature, NumberFeature) for feature in features)
         self._has_log1p = any(isinstance(f, NumericFeature) and f.transform == "log1p" for f in features)
         mappings = [encoder.id_mappings[f.table] for f in features if not isinstance(f, NumberFeature)]
-        integer_ids = any(isinstance(m, Vocabulary) and pa.types.is_integer(m.ids.type) for m in mappings)
+        integer_ids = any(isinstance(m, Vocabulary) and pa.types.is_integer(m.id_type) for m in mappings)
         self._types: set[type] = {int, str}
         if not self._has_ids:
             self._types = {int, float}

@@ -165,7 +165,7 @@ def _id_type(model: LoadedModel, feature: InputFeature) -> pa.DataType | None:
     if isinstance(feature, NumberFeature):
         return None
     mapping = model.ranker.encoder.id_mappings[feature.table]
-    return mapping.ids.type if isinstance(mapping, Vocabulary) else None
+    return mapping.id_type if isinstance(mapping, Vocabulary) else None
 
 
 def _owner_id_type(model: LoadedModel, owner: Owner) -> pa.DataType | None:

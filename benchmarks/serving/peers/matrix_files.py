@@ -12,8 +12,9 @@ from numpy.lib.format import open_memmap
 
 from ranking.artifacts import bundle
 from ranking.encoding.batch import Float32
+from ranking.encoding.id_rows import OOV
 from ranking.encoding.request_batch import FeatureGroup, SharedItemSplitter
-from ranking.encoding.vocabulary import OOV, Vocabulary
+from ranking.encoding.vocabulary import Vocabulary
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Schema
 from service.backends.onnx import EmbeddingLookup
@@ -42,8 +43,8 @@ def write_matrices(bundle_folder: Path, folder: Path) -> None:
     for feature in splitter.shared.singles:
         vocabulary = ranker.encoder.id_mappings[feature.table]
         if feature.name in context and isinstance(vocabulary, Vocabulary):
-            categories[feature.name] = vocabulary.ids[0].as_py()
-            np.save(folder / f"context.{feature.name}.ids.npy", vocabulary.ids.to_numpy())
+            categories[feature.name] = vocabulary.ids()[0].as_py()
+            np.save(folder / f"context.{feature.name}.ids.npy", vocabulary.ids().to_numpy())
             np.save(folder / f"context.{feature.name}.npy", weights[f"embedding.{feature.table}"][OOV + 1 :])
     scales = {name: ranker.encoder.scales[name] for name in columns if name in context - categories.keys()}
     _write_inputs(ranker, splitter, categories | dict.fromkeys(scales, 0.0), folder)

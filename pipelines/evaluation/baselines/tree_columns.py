@@ -12,7 +12,7 @@ import numpy as np
 
 from ranking.encoding.batch import EncodedBatch, Float32, Int64, RaggedIds
 from ranking.encoding.encoder import Encoder
-from ranking.encoding.vocabulary import MISSING
+from ranking.encoding.id_rows import MISSING
 from ranking.schema import SequenceFeature
 
 

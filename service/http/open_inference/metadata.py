@@ -93,4 +93,4 @@ def _id_type(model: LoadedModel, owner: str) -> str:
 def _embedded_type(model: LoadedModel, feature: InputFeature) -> str:
     """Return the data type of ids: that of the vocabulary; an integer and its text have the same hash."""
     mapping = model.ranker.encoder.id_mappings[feature.table] if not isinstance(feature, NumberFeature) else None
-    return "INT64" if isinstance(mapping, Vocabulary) and pa.types.is_integer(mapping.ids.type) else "BYTES"
+    return "INT64" if isinstance(mapping, Vocabulary) and pa.types.is_integer(mapping.id_type) else "BYTES"

@@ -17,7 +17,8 @@ from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import EncodedBatch, RaggedIds
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
-from ranking.encoding.vocabulary import MISSING, OOV, Bucketizer, HashBuckets, Vocabulary
+from ranking.encoding.id_rows import MISSING, OOV
+from ranking.encoding.vocabulary import Bucketizer, HashBuckets, Vocabulary
 from ranking.schema import Schema
 from tests.pipelines.conftest import Shop
 

@@ -69,7 +69,7 @@ def test_warm_start_keeps_rows_of_known_ids_and_appends_new_ids(shop: Shop, earl
     new_days(shop)
     run = train_warm(shop.config(model=BUDGET), shop.folder / "run", earlier)
     before, after = (Encoder.read(one.encoder, shop.schema) for one in (earlier, run))
-    known, extended = (encoder.id_mappings["user_id"].ids.to_pylist() for encoder in (before, after))
+    known, extended = (encoder.id_mappings["user_id"].ids().to_pylist() for encoder in (before, after))
     assert extended[: len(known)] == known
     assert sorted(extended[len(known) :]) == [f"new{i}" for i in range(5)]
 
@@ -105,6 +105,12 @@ def test_warm_start_initially_scores_like_the_earlier_run(shop: Shop, earlier: R
         expected = old(TorchBatch.from_numpy(encoder.encode(batch.rows)))
         actual = model(TorchBatch.from_numpy(new_encoder.encode(batch.rows)))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_warm_start_of_a_run_with_a_damaged_vocabulary_raises_a_log_error(shop: Shop, earlier: RunFolder) -> None:
+    (earlier.encoder / "vocabularies" / "user_id.parquet").write_bytes(b"x")
+    with pytest.raises(LogError, match=f"^{earlier.encoder}: is damaged .*; train the earlier run again$"):
+        train_warm(shop.config(model=BUDGET), shop.folder / "run", earlier)
 
 
 @pytest.mark.parametrize("reopen", [False, True])

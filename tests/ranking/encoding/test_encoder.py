@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from ranking.encoding.batch import EncodedBatch, RaggedIds
 from ranking.encoding.encoder import Encoder, Scale, encode_labels
 from ranking.encoding.feature_table import fill_features
-from ranking.encoding.vocabulary import MISSING, OOV, HashBuckets, Vocabulary, stable_hash
+from ranking.encoding.id_rows import MISSING, OOV
+from ranking.encoding.vocabulary import HashBuckets, Vocabulary, stable_hash
 from ranking.errors import InvalidInputError
 from ranking.schema import Owner, Schema, Task
 from tests.support.encoded_batches import assert_equal_batches

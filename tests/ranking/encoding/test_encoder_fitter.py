@@ -19,7 +19,8 @@ from ranking.encoding.bins import Bins
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.encoding.feature_table import fill_features
-from ranking.encoding.vocabulary import MISSING, OOV, Bucketizer, HashBuckets, Vocabulary
+from ranking.encoding.id_rows import MISSING, OOV
+from ranking.encoding.vocabulary import Bucketizer, HashBuckets, Vocabulary
 from ranking.errors import InvalidInputError
 from ranking.schema import Schema
 
@@ -44,7 +45,7 @@ def fit(schema: Schema, *batches: dict[str, Any]) -> Encoder:
 def vocabulary(encoder: Encoder, table: str) -> list[Any]:
     mapping = encoder.id_mappings[table]
     assert isinstance(mapping, Vocabulary)
-    ids: list[Any] = mapping.ids.to_pylist()
+    ids: list[Any] = mapping.ids().to_pylist()
     return ids
 
 

@@ -122,7 +122,7 @@ def missing_names(flags: Any) -> list[str]:
 
 def test_encoder_treats_a_default_like_an_explicit_value(encoder: Encoder) -> None:
     explicit = ROWS.set_column(ROWS.column_names.index("tab"), "tab", pa.array(["home", "home", "search", "home"]))
-    assert encoder.id_mappings["tab"].ids.to_pylist() == ["home", "search"]  # type: ignore[union-attr]
+    assert encoder.id_mappings["tab"].ids().to_pylist() == ["home", "search"]  # type: ignore[union-attr]
     result, expected = encoder.encode(ROWS), encoder.encode(explicit)
     np.testing.assert_array_equal(result.ids, expected.ids)
     np.testing.assert_array_equal(result.dense, expected.dense)
@@ -180,7 +180,7 @@ def test_encode_of_one_row_equals_its_row_in_the_table(rows: list[dict[str, Any]
 
 
 def test_sequence_shares_rows_with_items_and_counts_only_pooled_ids(encoder: Encoder) -> None:
-    assert encoder.id_mappings["item_id"].ids.to_pylist() == [1, 2, 3, 9]  # type: ignore[union-attr]
+    assert encoder.id_mappings["item_id"].ids().to_pylist() == [1, 2, 3, 9]  # type: ignore[union-attr]
     (recent,) = encoder.encode(ROWS).bags
     assert recent.lengths.tolist() == [2, 1, 1, 0]
     assert recent.values.tolist() == [3, 4, 5, 0]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import bisect
+import mmap
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding import vocabulary
+from ranking.encoding.id_rows import MISSING, OOV
 from ranking.encoding.vocabulary import (
-    MISSING,
-    OOV,
     Bucketizer,
     HashBuckets,
     IdArray,
@@ -22,10 +27,18 @@ from ranking.encoding.vocabulary import (
     hash_values,
     stable_hash,
 )
+from ranking.ids.npy import map_file
 
 
 def cross_rows(buckets: HashBuckets, *columns: pa.Array) -> IdArray:
     return buckets.cross_rows([hash_column(column) for column in columns])
+
+
+def large_vocabulary(ids: pa.Array) -> Vocabulary:
+    """Return a vocabulary that has no dictionary."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "MAX_DICTIONARY", -1)
+        return Vocabulary(ids)
 
 
 def test_vocabulary_size_is_number_of_ids_plus_two() -> None:
@@ -195,13 +208,23 @@ TEXTS = st.text("ab\U0001f600", max_size=3)
 def test_vocabulary_without_a_dictionary_gives_the_same_rows(
     example: tuple[list[int | str], list[int | str | None], pa.DataType],
 ) -> None:
-    """A large vocabulary has no dictionary."""
+    """A large vocabulary has no dictionary, and its arrays are written to files."""
     known, values, dtype = example
     small = Vocabulary(pa.array(known, dtype))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabulary, "MAX_DICTIONARY", -1)
-        large = Vocabulary(pa.array(known, dtype))
+    built = large_vocabulary(pa.array(known, dtype))
     queries = [*values, *known]
+    with tempfile.TemporaryDirectory() as folder:
+        built.write(Path(folder) / "table.parquet")
+        read = Vocabulary.open(Path(folder) / "table.parquet")
+        assert read.ids().equals(built.ids())
+        for large in (built, read):
+            check_large_vocabulary(small, large, known, queries, dtype)
+
+
+def check_large_vocabulary(
+    small: Vocabulary, large: Vocabulary, known: list[Any], queries: list[Any], dtype: pa.DataType
+) -> None:
+    assert (large.size, large.id_type) == (small.size, dtype)
     expected = small.rows_from_values(queries, "id").tolist()
     assert large.rows_from_values(queries, "id").tolist() == expected
     assert large.rows_from_values(known, "id").tolist() == list(range(2, len(known) + 2)), "without None"
@@ -211,3 +234,67 @@ def test_vocabulary_without_a_dictionary_gives_the_same_rows(
     if dtype == pa.int64():
         assert large.rows_from_values(np.array(known, np.int64), "id").tolist() == list(range(2, len(known) + 2))
         assert large.rows_from_values([str(value) for value in known], "id").tolist() == list(range(2, len(known) + 2))
+
+
+LARGE = {
+    "text": pa.array(["a", "b", "c"]),
+    "integers far apart": pa.array([1, 10**12, 5]),
+    "integers close together": pa.array([7, 9, 8]),
+}
+
+
+@pytest.mark.parametrize("ids", LARGE.values(), ids=LARGE.keys())
+def test_vocabulary_written_again_gives_the_same_files(ids: pa.Array, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
+    large_vocabulary(ids).write(first)
+    Vocabulary.open(first).write(second)
+    files = [{path.name: path.read_bytes() for path in file.with_suffix("").iterdir()} for file in (first, second)]
+    assert files[0] == files[1]
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_vocabulary_with_a_dictionary_has_no_arrays_on_disk(tmp_path: Path) -> None:
+    Vocabulary(pa.array(["a"])).write(tmp_path / "table.parquet")
+    assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
+
+
+def test_vocabulary_of_an_earlier_version_without_arrays_builds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"id": ["a", "b"]}), file)
+    monkeypatch.setattr(vocabulary, "MAX_DICTIONARY", -1)
+    assert Vocabulary.open(file).rows_from_values(["b", "x"], "id").tolist() == [3, OOV]
+
+
+@pytest.mark.parametrize("ids", LARGE.values(), ids=LARGE.keys())
+def test_vocabulary_open_reads_arrays_with_the_given_function_and_not_the_ids(ids: pa.Array, tmp_path: Path) -> None:
+    """The service reads the arrays to memory of its own, which no other program can truncate."""
+    file, read = tmp_path / "table.parquet", []
+
+    def read_file(path: Path) -> mmap.mmap:
+        read.append(path.relative_to(tmp_path).as_posix())
+        return map_file(path)
+
+    large_vocabulary(ids).write(file)
+    opened = Vocabulary.open(file, read_file)
+    file.unlink()
+    assert sorted(read) == sorted(f"table/{path.name}" for path in (tmp_path / "table").iterdir())
+    assert opened.rows(ids, "id").tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("keys.npy", "rows.npy"), ("rows.npy", "keys.npy"), ("checks.npy", "starts.npy")]
+)
+def test_vocabulary_with_exchanged_arrays_is_rejected(source: str, target: str, tmp_path: Path) -> None:
+    large_vocabulary(pa.array(["a", "b", "c"])).write(tmp_path / "table.parquet")
+    shutil.copyfile(tmp_path / "table" / source, tmp_path / "table" / target)
+    with pytest.raises(ValueError, match=target):
+        Vocabulary.open(tmp_path / "table.parquet")
+
+
+def test_vocabulary_with_the_arrays_of_other_ids_is_rejected(tmp_path: Path) -> None:
+    large_vocabulary(pa.array(["a", "b"])).write(tmp_path / "table.parquet")
+    pq.write_table(pa.table({"id": ["a", "b", "c"]}), tmp_path / "table.parquet")
+    with pytest.raises(ValueError, match=r"table\.parquet holds 3 ids, but its index 2"):
+        Vocabulary.open(tmp_path / "table.parquet")

@@ -229,7 +229,9 @@ def test_count_unseen_counts_ids_outside_the_vocabulary_and_without_one_outside_
     by_table = replace(hand_ranker, schema=schema, encoder=encoder)
     assert by_table.count_unseen("user", users) == by_table.count_unseen("item", items) == 2
     assert by_table.known_ids("item") is not None
+    assert by_table.knows_ids("item")
     assert replace(by_table, tables={}).known_ids("item") is None
+    assert not replace(by_table, tables={}).knows_ids("item")
 
 
 def test_score_ignores_chunks_extra_columns_and_column_order(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:

@@ -16,7 +16,8 @@ from benchmarks import lookup
 from ranking.encoding.batch import EncodedBatch, RaggedIds
 from ranking.encoding.encoder import Encoder, Scale
 from ranking.encoding.feature_table import FeatureTable, fill_features
-from ranking.encoding.vocabulary import MISSING, Bucketizer, HashBuckets, Vocabulary, hash_column
+from ranking.encoding.id_rows import MISSING
+from ranking.encoding.vocabulary import Bucketizer, HashBuckets, Vocabulary, hash_column
 from ranking.errors import InvalidInputError
 from ranking.ids import hashes
 from ranking.lookup import feature_index

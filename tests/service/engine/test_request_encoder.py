@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.columns import to_canonical, to_id_array
+from ranking.encoding.id_rows import OOV
 from ranking.encoding.request_batch import RequestBatch
-from ranking.encoding.vocabulary import OOV
 from ranking.errors import InvalidInputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner
