@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -29,7 +29,7 @@ from pydantic_core import PydanticKnownError
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
 from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
-from ranking.artifacts.object_store import check_location
+from ranking.artifacts.object_store import LOCATION, ObjectLocation, check_location
 from ranking.artifacts.store_address import check_address
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
@@ -83,11 +83,20 @@ OPTIONS = {"RANKER_HOST": "--host", "RANKER_PORT": "--port"}
 """Variables that look like settings but are options of the command line only."""
 
 
+LogTarget: TypeAlias = Path | KafkaAddress | ObjectLocation
+"""Where a log is written."""
+
+
 def _parse_sink(value: Any) -> Any:
-    """Parse the address of a Kafka topic; any other text is a folder."""
-    if not isinstance(value, str | Path | KafkaAddress):
+    """Parse the address of a Kafka topic or a location in object storage; any other text is a folder."""
+    if not isinstance(value, str | LogTarget):
         raise PydanticKnownError("string_type")
-    return KafkaAddress.parse(value) if isinstance(value, str) and value.startswith(SCHEME) else value
+    if isinstance(value, str):
+        if value.startswith(SCHEME):
+            return KafkaAddress.parse(value)
+        if LOCATION.match(value):
+            return ObjectLocation.parse(value)
+    return value
 
 
 def _split(reasons: Any) -> Any:
@@ -219,8 +228,9 @@ class Settings(BaseModel):
 
     Default: 8001 if other machines can reach the service, otherwise the service's port.
     """
-    feedback_dir: Annotated[Path | KafkaAddress, BeforeValidator(_parse_sink)] | None = None
-    """Folder for the JSON lines of `POST /v1/feedback`, or `kafka://HOST:PORT[,HOST:PORT]/TOPIC`.
+    feedback_dir: Annotated[LogTarget, BeforeValidator(_parse_sink)] | None = None
+    """Folder for the JSON lines of `POST /v1/feedback`, `kafka://HOST:PORT[,HOST:PORT]/TOPIC`, or object storage
+    (`s3://BUCKET/PATH`, `gs://BUCKET/PATH`, `az://CONTAINER/PATH`).
 
     Default: none; feedback receives 404.
     """
@@ -231,9 +241,9 @@ class Settings(BaseModel):
 
     For other reasons it is only counted.
     """
-    served_log: Annotated[Path | KafkaAddress, BeforeValidator(_parse_sink)] | None = None
-    """Folder for the served log (what was answered, with the feature values used), or
-    `kafka://HOST:PORT[,HOST:PORT]/TOPIC`. Default: none; nothing is logged of the requests that are answered.
+    served_log: Annotated[LogTarget, BeforeValidator(_parse_sink)] | None = None
+    """Folder for the served log (what was answered, with the feature values used), Kafka topic or object storage, see
+    `feedback_dir`. Default: none; nothing is logged of the requests that are answered.
     """
     served_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the users whose requests are in the served log, completely or not at all.
@@ -314,10 +324,12 @@ class Settings(BaseModel):
         return self.workers == 1 if self.copy_tables is None else self.copy_tables
 
     @model_validator(mode="after")
-    def _check_topics(self) -> Settings:
+    def _check_targets(self) -> Settings:
         served, feedback = self.served_log, self.feedback_dir
         if isinstance(served, KafkaAddress) and isinstance(feedback, KafkaAddress) and served.topic == feedback.topic:
             raise ValueError(f"served_log and feedback_dir both name the topic '{served.topic}': use a topic for each")
+        if isinstance(served, ObjectLocation) and served == feedback:
+            raise ValueError(f"served_log and feedback_dir are both {served}: use a location for each")
         return self
 
     @model_validator(mode="after")

@@ -10,8 +10,8 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from ranking.artifacts.kafka_address import KafkaAddress
-from ranking.artifacts.object_store import check_location
+from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
+from ranking.artifacts.object_store import FORMS, LOCATION, ObjectLocation, check_location
 from ranking.artifacts.store_address import check_address
 
 MIN_LOG_ROWS = 2000
@@ -126,10 +126,12 @@ def canary(text: str) -> dict[str, Any]:
     return {"version": positive_int(version), "weight": fraction(weight)}
 
 
-def kafka_address(text: str) -> KafkaAddress:
-    """Convert the address of a Kafka topic."""
+def log_source(text: str) -> KafkaAddress | ObjectLocation:
+    """Convert the address of a Kafka topic, or a location in object storage."""
+    if not text.startswith(SCHEME) and not LOCATION.match(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {SCHEME}HOST:PORT[,HOST:PORT]/TOPIC nor {FORMS}")
     try:
-        return KafkaAddress.parse(text)
+        return ObjectLocation.parse(text) if LOCATION.match(text) else KafkaAddress.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipelines.cli.argument_types import duration, kafka_address, moment
+from pipelines.cli.argument_types import duration, log_source, moment
 from pipelines.cli.command_group import CommandGroup
 from pipelines.cli.options import (
     JSON,
@@ -18,6 +18,8 @@ from pipelines.cli.options import (
     stop_on_signals,
     store_url,
 )
+from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.object_store import FORMS
 from ranking.errors import LeftOutError, UsageError
 from ranking.served_log.schema import SHOWN
 
@@ -43,21 +45,23 @@ def add_commands(commands: CommandGroup) -> None:
     forget.add_argument("--repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; for --to")
     add_store_and_model(forget, "model whose keys are removed from the store (default: all models of the repository)")
 
-    collect = commands.add("collect", "copy a served log or feedback from a Kafka topic to a folder", _collect_command)
+    collect = commands.add(
+        "collect", "move a served log or feedback from Kafka or object storage to a folder", _collect_command
+    )
     collect.add_argument(
-        "topic",
-        type=kafka_address,
-        metavar="TOPIC",
-        help="kafka://HOST:PORT[,HOST:PORT]/TOPIC; setting served_log or feedback_dir",
+        "source",
+        type=log_source,
+        metavar="SOURCE",
+        help=f"kafka://HOST:PORT[,HOST:PORT]/TOPIC, {FORMS}; setting served_log or feedback_dir. Copied objects are "
+        "deleted",
     )
     collect.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder of the files, for 'ranker join'")
     collect.add_argument(
         "--group",
-        default="ranker-collect",
         metavar="NAME",
-        help="consumer group, under which the cluster keeps what was collected (default: ranker-collect)",
+        help="consumer group, under which the Kafka cluster keeps what was collected (default: ranker-collect)",
     )
-    collect.add_argument("--follow", action="store_true", help="wait for new files at the end of the topic")
+    collect.add_argument("--follow", action="store_true", help="wait for new files")
 
     join = commands.add(
         "join", "attribute feedback to served requests, and add the rows to a log for 'ranker train'", _join_command
@@ -118,10 +122,18 @@ def _forget_command(arguments: argparse.Namespace) -> None:
 
 
 def _collect_command(arguments: argparse.Namespace) -> None:
-    from pipelines.jobs.collect import collect
+    source, stop = arguments.source, stop_on_signals() if arguments.follow else None
+    if isinstance(source, KafkaAddress):
+        from pipelines.jobs.collect import collect
 
-    stop = stop_on_signals() if arguments.follow else None
-    print(dump_json({"files": collect(arguments.topic, arguments.to, arguments.group, stop)}))
+        files = collect(source, arguments.to, arguments.group or "ranker-collect", stop)
+    else:
+        from pipelines.jobs.collect_objects import collect_objects
+
+        if arguments.group is not None:
+            raise UsageError("--group is for Kafka only")
+        files = collect_objects(source, arguments.to, stop)
+    print(dump_json({"files": files}))
 
 
 def _join_command(arguments: argparse.Namespace) -> None:

@@ -169,7 +169,7 @@ class _Collector:
             _, milliseconds = message.timestamp()
             created = datetime.fromtimestamp(milliseconds / 1000, UTC)
             if not self._feedback.is_used:
-                self._feedback.mark(datetime.fromtimestamp(0, UTC))  # until the end of all partitions is known
+                self._feedback.mark.set(datetime.fromtimestamp(0, UTC))  # until the end of all partitions is known
             self._feedback.add(partition, offset, created, content)
             self._read_until[partition] = created
         else:
@@ -203,7 +203,7 @@ class _Collector:
                 asynchronous=False,
             )
         if self._feedback.is_used and (until := self._complete_until()) is not None:
-            self._feedback.mark(until)
+            self._feedback.mark.set(until)
 
     def _complete_until(self) -> datetime | None:
         """Return the time until which all feedback was read; None if that is not known.

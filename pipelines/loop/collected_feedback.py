@@ -1,4 +1,4 @@
-"""Feedback of a Kafka topic in a folder: messages are merged to files, and a mark says until when they are complete."""
+"""Feedback of a Kafka topic in a folder: messages are merged to files, whose names tell which."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from ranking.artifacts.atomic_files import os_error_text, replace_file, write_errors
-from ranking.artifacts.log_names import FEEDBACK, PART_SUFFIX
-from ranking.errors import OutputError
+from pipelines.loop.feedback_mark import FeedbackMark, files_of
+from ranking.artifacts.atomic_files import replace_file
+from ranking.artifacts.log_names import FEEDBACK
 
 MAX_BYTES = 64 * 1024 * 1024
 """Size of the messages that wait for the next files."""
@@ -42,12 +42,12 @@ class CollectedFeedback:
     The name of a file, ``feedback-TIME-TOPIC-PARTITION-FIRST-LAST.jsonl``, has the offsets of its messages. If a
     collection ends after it wrote a file, and before it committed the offsets, the next one recognizes the file.
 
-    The mark is an empty unfinished file, ``feedback-TIME-TOPIC.jsonl.part``: feedback since that time may still be in
-    the topic, as that of an unfinished file of the service may not be read yet.
-
     Args:
         folder: the folder.
         topic: name of the topic.
+
+    Attributes:
+        mark: until when the feedback of the topic is complete.
     """
 
     def __init__(self, folder: Path, topic: str) -> None:
@@ -55,11 +55,12 @@ class CollectedFeedback:
         self._batches: dict[int, _Batch] = {}
         self._repeated_until: dict[int, float] = {}  # by partition, last offset in files of an earlier collection
         self._bytes = 0
+        self.mark = FeedbackMark(folder, topic)
 
     @property
     def is_used(self) -> bool:
         """Whether the topic has had messages."""
-        return bool(self._repeated_until) or bool(self._marks())
+        return bool(self._repeated_until) or self.mark.exists()
 
     @property
     def is_waiting(self) -> bool:
@@ -108,25 +109,8 @@ class CollectedFeedback:
         self._batches, self._bytes = {}, 0
         return files, offsets
 
-    def mark(self, until: datetime) -> None:
-        """Declare the feedback until a time as complete, unless it is complete until a later one.
-
-        Raises:
-            OutputError: the mark cannot be written.
-        """
-        marks = self._marks()
-        until = max([until, *marks.values()])
-        mark = self._mark(until)
-        with write_errors(mark):
-            mark.touch(0o640)
-            for earlier in marks.keys() - {mark}:
-                earlier.unlink(missing_ok=True)
-
     def _start(self, partition: int, first: int, created: datetime) -> str:
         return f"{FEEDBACK.start(created)}-{self._topic}-{partition}-{first}"
-
-    def _mark(self, until: datetime) -> Path:
-        return self._folder / f"{FEEDBACK.start(until)}-{self._topic}{FEEDBACK.suffix}{PART_SUFFIX}"
 
     def _find_last(self, partition: int, offset: int, time: datetime) -> float:
         """Return the last offset of a file that begins with a message; ``NONE`` if there is none.
@@ -134,17 +118,5 @@ class CollectedFeedback:
         The time distinguishes the topic from an earlier one of the same name.
         """
         pattern = re.compile(rf"{re.escape(self._start(partition, offset, time))}-(\d+){re.escape(FEEDBACK.suffix)}")
-        names = [pattern.fullmatch(path.name) for path in self._files()]
+        names = [pattern.fullmatch(path.name) for path in files_of(self._folder)]
         return max((float(name[1]) for name in names if name is not None), default=NONE)
-
-    def _marks(self) -> dict[Path, datetime]:
-        """Return the marks of the topic and their times; there are two if a process ended while it replaced one."""
-        names = ((path, FEEDBACK.parse(path.name)) for path in self._files())
-        times = {path: name.created for path, name in names if name is not None and name.created is not None}
-        return {path: created for path, created in times.items() if path == self._mark(created)}
-
-    def _files(self) -> list[Path]:
-        try:
-            return list(self._folder.iterdir())
-        except OSError as error:
-            raise OutputError(f"{self._folder}: cannot be read ({os_error_text(error)})") from None

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -26,6 +27,8 @@ MAX_RETRIES, RETRY_SECONDS, CONNECT_SECONDS, REQUEST_SECONDS = 5, 30, 5, 120
 """Limits of the retries of a request, with growing pauses, and of the time to connect and for a whole request."""
 HINT = "check the location, the network and the credentials (for S3: the AWS_* variables)"
 
+LOCATION = re.compile(r"(s3|gs|az)://")
+"""Start of a location."""
 _LOCATION = re.compile(r"(s3|gs|az)://[A-Za-z0-9._-]+(/(?!\.\.?(/|$))[A-Za-z0-9._=+,-]+)*/*")
 _ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT")
 
@@ -41,11 +44,38 @@ def check_location(location: str) -> str:
     return location.rstrip("/")
 
 
+@dataclass(frozen=True)
+class ObjectLocation:
+    """A location in object storage, in settings that may also name something else.
+
+    Attributes:
+        text: ``s3://BUCKET/PATH``, ``gs://BUCKET/PATH`` or ``az://CONTAINER/PATH``.
+    """
+
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> ObjectLocation:
+        """Check a location.
+
+        Raises:
+            ValueError: the text is not one.
+        """
+        try:
+            return cls(check_location(text))
+        except ValueError as error:
+            raise ValueError(f"'{text}' {error}") from None
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class ObjectStore:
     """Objects below a location. Credentials, region and endpoint are those of the environment or of the machine.
 
     Args:
         location: ``s3://BUCKET/PATH``, ``gs://BUCKET/PATH`` or ``az://CONTAINER/PATH``.
+        max_seconds: maximum duration of a call that transfers a small object, with its retries.
 
     Attributes:
         location: the location, without slashes at its end.
@@ -54,7 +84,7 @@ class ObjectStore:
         ConfigError: the location is not valid, or obstore is not installed.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, max_seconds: float = RETRY_SECONDS + REQUEST_SECONDS) -> None:
         try:
             from obstore.store import from_url
         except ModuleNotFoundError as error:
@@ -69,14 +99,16 @@ class ObjectStore:
                 raise ConfigError(f"{name}={os.environ[name]}: an endpoint starts with http:// or https://")
         with self._errors(""):
             # The endpoint is the operator's choice, also one without TLS in the same network.
+            retry_seconds = min(RETRY_SECONDS, max_seconds / 2)  # A request may begin until then.
+            request_seconds = max_seconds - retry_seconds
             self._store: Store = from_url(
                 self.location,
                 client_options={
                     "allow_http": True,
-                    "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-                    "timeout": timedelta(seconds=REQUEST_SECONDS),
+                    "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, request_seconds)),
+                    "timeout": timedelta(seconds=request_seconds),
                 },
-                retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+                retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=retry_seconds)},
             )
 
     def folders(self, path: str = "") -> list[str]:
@@ -154,12 +186,24 @@ class ObjectStore:
                     return
                 target.write(chunk)
 
-    def delete(self, path: str) -> None:
-        """Delete an object, if it exists."""
+    def delete(self, *paths: str) -> None:
+        """Delete objects, if they exist."""
         from obstore import delete
 
-        with self._errors(path):
-            delete(self._store, path)
+        with self._errors(paths[0] if len(paths) == 1 else ""):
+            delete(self._store, paths[0] if len(paths) == 1 else list(paths))
+
+    def names(self, limit: int) -> list[str]:
+        """Return the names of the first objects in the location, sorted, without those in folders."""
+        from obstore import list as list_objects
+
+        names: list[str] = []
+        with self._errors(""):
+            for page in list_objects(self._store):
+                names += [entry["path"] for entry in page if "/" not in entry["path"]]
+                if len(names) >= limit:
+                    break
+        return sorted(names)[:limit]
 
     def paths(self, folder: str) -> list[str]:
         """Return the paths of all objects below a folder."""

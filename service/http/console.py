@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from ranking.artifacts import bundle, repository
 from ranking.artifacts.bounded_calls import BoundedCalls, TooManyCallsError
 from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.object_store import ObjectLocation
 from ranking.artifacts.store_address import redact_address
 from ranking.errors import RankerError
 from ranking.metrics.verdict import verdict
@@ -29,7 +30,7 @@ from service.models import catalog
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry
 from service.protocol.problems import Problem, unavailable
-from service.settings import Settings
+from service.settings import LogTarget, Settings
 
 PREFIX = "/console/api"
 REPOSITORY_SECONDS = 10.0
@@ -337,9 +338,11 @@ def mean_score(metrics: dict[str, Any]) -> float | None:
     return None if calibration is None else calibration * metrics["positives"] / metrics["rows"]
 
 
-def name_of(target: Path | KafkaAddress) -> str:
-    """Name the destination of a log, without the path of a folder or the servers of a topic."""
-    return f"topic {target.topic}" if isinstance(target, KafkaAddress) else f"folder {target.name}"
+def name_of(target: LogTarget) -> str:
+    """Name the destination of a log, without the path of a folder, the servers of a topic or the name of a bucket."""
+    if isinstance(target, KafkaAddress):
+        return f"topic {target.topic}"
+    return f"object storage {Path(target.text).name}" if isinstance(target, ObjectLocation) else f"folder {target.name}"
 
 
 def describe_store(settings: Settings) -> FeatureStoreState | None:

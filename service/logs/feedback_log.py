@@ -11,9 +11,11 @@ from typing import NamedTuple, Self, TypeAlias
 
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.log_names import FEEDBACK
+from ranking.artifacts.object_store import ObjectLocation
 from service.logs.bounded_queue import BoundedQueue, Queued
 from service.logs.log_folder import LogFolder
 from service.logs.log_thread import LogThread
+from service.logs.object_folder import ObjectFolder
 from service.logs.open_topic import open_topic
 from service.logs.quota import FolderFullError, KeyQuotaError, LogQuota
 from service.logs.rotating_files import RotatingFiles, size_of_lines
@@ -108,7 +110,7 @@ class FeedbackLog(LogThread[_Request]):
         """Create the log, or return None if ``feedback_dir`` is not set.
 
         Raises:
-            ConfigError: The Kafka client is not installed.
+            ConfigError: The client of Kafka or of object storage is not installed.
             OutputError: The folder is not writable.
         """
         target = settings.feedback_dir
@@ -117,6 +119,8 @@ class FeedbackLog(LogThread[_Request]):
         if isinstance(target, KafkaAddress):  # its retention bounds its size
             topic = open_topic(target, FEEDBACK, "send fewer events at a time")
             return cls(topic, LogQuota(1), metrics)
+        if isinstance(target, ObjectLocation):
+            return cls(ObjectFolder(target, FEEDBACK), LogQuota(1), metrics)
         folder = LogFolder(target, FEEDBACK, "feedback", recover=size_of_lines)
         metrics.feedback_folder_limit_bytes.set(settings.max_log_bytes)
         files = RotatingFiles(folder, FILE_BYTES, settings.feedback_max_seconds, metrics.feedback_failures)

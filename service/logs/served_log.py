@@ -12,11 +12,13 @@ import pyarrow as pa
 
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.log_names import SERVED
+from ranking.artifacts.object_store import ObjectLocation
 from ranking.artifacts.user_hash import UserHash
 from service.engine.model import LoadedModel
 from service.logs.bounded_queue import BoundedQueue, Queued
 from service.logs.log_folder import LogFolder
 from service.logs.log_thread import LogThread
+from service.logs.object_folder import FILE_BYTES, ObjectFolder
 from service.logs.open_topic import open_topic
 from service.logs.quota import FolderFullError, LogQuota
 from service.logs.served_buffer import VersionBuffer
@@ -83,7 +85,7 @@ class ServedLog(LogThread[ServedRequest]):
         """Create the log, or return None if ``served_log`` is not set.
 
         Raises:
-            ConfigError: The Kafka client is not installed.
+            ConfigError: The client of Kafka or of object storage is not installed.
             OutputError: The folder is not writable.
         """
         target = settings.served_log
@@ -92,6 +94,8 @@ class ServedLog(LogThread[ServedRequest]):
         if isinstance(target, KafkaAddress):  # its retention bounds its size
             topic = open_topic(target, SERVED, "leave out columns with served_log_exclude")
             return cls(topic, LogQuota(1), settings, metrics)
+        if isinstance(target, ObjectLocation):
+            return cls(ObjectFolder(target, SERVED, FILE_BYTES), LogQuota(1), settings, metrics)
         folder = LogFolder(target, SERVED, "served log", days=settings.served_log_days)
         quota = LogQuota(settings.workers, settings.max_log_bytes)
         return cls(folder, quota, settings, metrics)

@@ -1,4 +1,4 @@
-"""Destinations of a log: a folder, or a Kafka topic."""
+"""Destinations of a log: a folder, a Kafka topic, or object storage."""
 
 from __future__ import annotations
 

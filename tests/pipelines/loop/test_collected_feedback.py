@@ -1,4 +1,4 @@
-"""Files of feedback from a Kafka topic, and the mark that says until when they are complete."""
+"""Files of feedback from a Kafka topic."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.loop.collected_feedback import CollectedFeedback
-from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished
+from pipelines.loop.feedback_files import find_feedback_files
 from ranking.errors import OutputError
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def collected(folder: Path, offsets: range, time: datetime = START, topic: str = "t") -> tuple[int, dict[int, int]]:
@@ -68,28 +64,12 @@ def test_messages_of_a_later_topic_of_the_same_name_are_kept(tmp_path: Path) -> 
 
 
 def test_topic_whose_name_ends_like_another_is_separate(tmp_path: Path) -> None:
-    CollectedFeedback(tmp_path, "shop-t").mark(START)
     collected(tmp_path, range(3), topic="shop-t")
     other = CollectedFeedback(tmp_path, "t")
     assert not other.is_used
     assert collected(tmp_path, range(3)) == (1, {0: 2})
-    other.mark(START + timedelta(hours=1))
-    assert oldest_unfinished(tmp_path) == START
 
 
-def test_mark_advances_and_never_goes_back(tmp_path: Path) -> None:
-    feedback = CollectedFeedback(tmp_path, "t")
-    feedback.mark(START)
-    assert oldest_unfinished(tmp_path) == START
-    feedback.mark(START + timedelta(minutes=1))
-    feedback.mark(START)
-    assert names(tmp_path) == ["feedback-20260301T120100Z-t.jsonl.part"]
+def test_topic_with_a_mark_is_used(tmp_path: Path) -> None:
+    CollectedFeedback(tmp_path, "t").mark.set(START)
     assert CollectedFeedback(tmp_path, "t").is_used
-
-
-def test_two_marks_of_a_process_that_ended_count_as_the_earlier_until_the_next(tmp_path: Path) -> None:
-    for second in (0, 30):
-        (tmp_path / f"feedback-202603{1:02d}T1200{second:02d}Z-t.jsonl.part").touch()
-    assert oldest_unfinished(tmp_path) == START
-    CollectedFeedback(tmp_path, "t").mark(START + timedelta(seconds=10))
-    assert names(tmp_path) == ["feedback-20260301T120030Z-t.jsonl.part"]

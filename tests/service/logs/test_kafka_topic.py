@@ -17,8 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from pipelines.jobs.join import join
-from pipelines.loop.sources import LoopSources
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.log_names import SERVED
 from ranking.errors import ConfigError
@@ -29,6 +27,7 @@ from service.models.watcher import STOP_SECONDS
 from service.settings import CLOSE_SECONDS, KILL_MARGIN_SECONDS, Settings, load_settings
 from service.telemetry.tracing import FLUSH_SECONDS
 from tests.support.http_client import send_request
+from tests.support.joined_rows import joined_rows
 from tests.support.kafka_broker import KafkaBroker, kafka_broker
 from tests.support.metrics import metrics_of
 from tests.support.ports import HOST, free_port
@@ -55,16 +54,6 @@ def collected(address: str, folder: Path) -> int:
     from pipelines.jobs.collect import collect
 
     return collect(KafkaAddress.parse(address), folder, "test")
-
-
-def joined_rows(served: Path, folder: Path, feedback: Path | None = None) -> list[dict[str, Any]]:
-    if feedback is None:
-        feedback = folder / "feedback"
-        feedback.mkdir(parents=True)
-    join(LoopSources(served, feedback), folder / "log", 3600)
-    files = (folder / "log").glob("run-*/day=*/*.parquet")
-    rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
-    return sorted(rows, key=lambda row: (row["request_id"], row["position"]))
 
 
 def test_collected_topic_joins_to_the_same_rows_as_a_folder(
