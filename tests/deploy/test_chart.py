@@ -145,6 +145,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
             },
         },
     ),
+    "objects": merged(
+        merged(LOOP, LOADS),
+        {
+            "repository": {"remote": "s3://bucket/models", "secret": "s3"},
+            "servedLog": {"remote": "s3://bucket/served", "storageClass": "disk"},
+            "feedback": {"remote": "s3://bucket/feedback/"},
+        },
+    ),
     "remote-serving": {"repository": {"remote": "gs://bucket/models"}},
     "remote": merged(
         LOOP, {"repository": {"remote": "s3://bucket/models", "secret": "s3", "accessMode": "ReadWriteOnce"}}
@@ -413,10 +421,11 @@ def test_daily_job_with_a_long_window_tests_on_an_earlier_day(window: str, days:
 
 
 def test_pods_of_the_loop_use_the_folders_and_keys_of_the_service(tmp_path: Path) -> None:
-    for variant in ("loop", "kafka"):
+    for variant in ("loop", "kafka", "objects"):
         settings = environment_of(variant)
         parse = build_parser().parse_args
-        daily_words, load_words = run_script(variant, tmp_path)[1][:2]
+        words = [command for command in run_script(variant, tmp_path)[1] if command[1] not in ("pull", "push")]
+        daily_words, load_words = words[:2]
         follow_container = container_of(variant, "follow")
         daily, load = parse(daily_words[1:]), parse(load_words[1:])
         follow = parse(follow_container["command"][1:] + follow_container["args"])
@@ -435,8 +444,9 @@ def test_pods_of_the_loop_use_the_folders_and_keys_of_the_service(tmp_path: Path
             ):
                 container = container_of(variant, role)
                 collect = parse(container["command"][1:] + container["args"])
-                assert str(collect.topic) == settings[f"RANKER_{name}"]
+                assert str(collect.source) == settings[f"RANKER_{name}"].rstrip("/")
                 assert collect.to == folder
+                assert (collect.group is None) == (variant == "objects")
         claims: dict[str, set[str]] = {}
         for role in pod_templates(variant):
             spec = pod_templates(variant)[role]["spec"]
@@ -451,7 +461,7 @@ def test_pods_of_the_loop_use_the_folders_and_keys_of_the_service(tmp_path: Path
 def test_files_are_written_only_where_a_pod_has_to() -> None:
     """The daily job deletes old files of feedback, and of a served log that no service deletes."""
     writers: dict[str, dict[str, set[str]]] = {}
-    for variant in ("loop", "kafka"):
+    for variant in ("loop", "kafka", "objects"):
         writers[variant] = {"served": set(), "feedback": set(), "repository": set()}
         for role in pod_templates(variant):
             for mount in container_of(variant, role)["volumeMounts"]:
@@ -459,7 +469,10 @@ def test_files_are_written_only_where_a_pod_has_to() -> None:
                     writers[variant][mount["name"]].add(role)
     jobs = {"repository": {"daily"}}
     assert writers["loop"] == jobs | {"served": {"serving"}, "feedback": {"serving", "daily"}}
-    assert writers["kafka"] == jobs | {"served": {"collect", "daily"}, "feedback": {"collect-feedback", "daily"}}
+    collected = {"served": {"collect", "daily"}, "feedback": {"collect-feedback", "daily"}}
+    assert writers["kafka"] == jobs | collected
+    copies = {"daily", "serving", "follow"}  # of the repository
+    assert writers["objects"] == {"repository": copies} | collected
 
 
 def test_pods_copy_the_repository_from_object_storage_and_only_jobs_mount_the_claim() -> None:
@@ -641,9 +654,18 @@ INVALID: list[tuple[dict[str, Any], str]] = [
         "feedback.kafka: is also servedLog.kafka",
     ),
     (
-        {"feedback": {"kafka": "kafka://b:9092/t", "emptyDir": True}},
-        "set either feedback.kafka or feedback.emptyDir",
+        {"feedback": {"remote": "s3://b/t"}, "servedLog": {"remote": "s3://b/t"}},
+        "feedback.remote: is also servedLog.remote",
     ),
+    (
+        {"servedLog": {"kafka": "kafka://b:9092/t", "remote": "s3://b/t"}},
+        "servedLog.remote: set either servedLog.kafka or servedLog.remote",
+    ),
+    (
+        {"feedback": {"kafka": "kafka://b:9092/t", "emptyDir": True}},
+        "feedback.emptyDir: without feedback.kafka and feedback.remote only",
+    ),
+    ({"feedback": {"remote": "s3:/b"}}, "/feedback/remote"),
     ({"feedback": {"claim": "mine", "emptyDir": True}}, "set either feedback.claim or feedback.emptyDir"),
     (
         {"servedLog": {"enabled": True}, "settings": {"served_log": "/data"}},

@@ -82,6 +82,11 @@ securityContext:
   valueFrom: {secretKeyRef: {name: {{ .Values.store.secret }}, key: address}}
 {{- end }}
 
+{{/* Where serving pods send a log, if they do not write it to its volume: a Kafka topic, or object storage. */}}
+{{- define "ranker.logTarget" -}}
+{{ .kafka | default .remote }}
+{{- end }}
+
 {{/* Environment variables of the Secret with the credentials for object storage. */}}
 {{- define "ranker.credentials" -}}
 {{- with .Values.repository.secret }}

@@ -16,10 +16,12 @@ from fastapi.testclient import TestClient
 
 import ranking
 from ranking.artifacts import bundle
+from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.object_store import ObjectLocation
 from service.app import create_app
 from service.http.auth.keys import create_key
-from service.http.console import describe_store
-from service.settings import Settings
+from service.http.console import describe_store, name_of
+from service.settings import LogTarget, Settings
 from tests.support.disclosure import internal_details
 from tests.support.hanging_filesystem import hanging_filesystem
 from tests.support.metrics import metrics_of
@@ -275,3 +277,15 @@ def test_pages_need_no_key(repository: Path, tmp_path: Path) -> None:
     with service_of(repository, keys=tmp_path / "keys.json") as client:
         assert client.get("/console/").status_code == 200
         assert client.get("/console/app.js").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        (Path("/data/served"), "folder served"),
+        (KafkaAddress("broker:9092", "served"), "topic served"),
+        (ObjectLocation("s3://bucket/logs/served"), "object storage served"),
+    ],
+)
+def test_destination_of_a_log_is_named_without_its_host(target: LogTarget, name: str) -> None:
+    assert name_of(target) == name
