@@ -15,7 +15,6 @@ from pipelines.cli.options import (
     BUNDLE,
     CONFIG,
     JSON,
-    LOCATION,
     NEW_FOLDER,
     REPOSITORY,
     RUN,
@@ -30,6 +29,7 @@ from pipelines.cli.options import (
     require_complete,
 )
 from ranking.artifacts.bundle import EVALUATION
+from ranking.artifacts.object_store import FORMS
 from ranking.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,19 +101,23 @@ def add_commands(commands: CommandGroup) -> None:
     add_store(release)
 
     push = commands.add(
-        "push", "upload the new versions and the releases of a repository to object storage", _push_command
+        "push",
+        "upload what is new in a repository, or a run or bundle, to object storage",
+        _push_command,
     )
-    push.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
-    push.add_argument("location", type=remote_location, metavar="LOCATION", help=LOCATION)
+    push.add_argument("folder", type=Path, metavar="FOLDER", help=f"{REPOSITORY}, of a finished run or of a bundle")
+    push.add_argument("location", type=remote_location, metavar="LOCATION", help=FORMS)
 
-    pull = commands.add("pull", "copy the released versions of a repository from object storage", _pull_command)
-    pull.add_argument("location", type=remote_location, metavar="LOCATION", help=LOCATION)
-    pull.add_argument("repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; created if it does not exist")
+    pull = commands.add(
+        "pull", "copy the released versions of a repository, or a run or bundle, from object storage", _pull_command
+    )
+    pull.add_argument("location", type=remote_location, metavar="LOCATION", help=FORMS)
+    pull.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the copy; created if it does not exist")
     pull.add_argument("--all", action="store_true", help="copy all versions (default: released versions and fallbacks)")
     pull.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace releases of REPOSITORY, too, that were changed there since the last pull or push",
+        help="replace releases of the folder, too, that were changed there since the last pull or push",
     )
 
     daily = commands.add(
@@ -224,28 +228,16 @@ def _release_command(arguments: argparse.Namespace) -> None:
 
 
 def _push_command(arguments: argparse.Namespace) -> None:
-    from pipelines.console import print_status
-    from ranking.artifacts.remote_repository import RemoteRepository
+    from pipelines.jobs.copy_to_storage import push
 
-    RemoteRepository(arguments.location, print_status).push(arguments.repository)
-    _print_releases(arguments.repository)
+    print(dump_json(push(arguments.folder, arguments.location)))
 
 
 def _pull_command(arguments: argparse.Namespace) -> None:
-    from pipelines.console import print_status
-    from ranking.artifacts.remote_repository import RemoteRepository
+    from pipelines.jobs.copy_to_storage import pull
 
-    remote = RemoteRepository(arguments.location, print_status)
-    if not remote.pull(arguments.repository, every_version=arguments.all, overwrite=arguments.overwrite):
-        print_status(f"{arguments.location} holds no model")
-    _print_releases(arguments.repository)
-
-
-def _print_releases(folder: Path) -> None:
-    from ranking.artifacts import repository
-
-    names = repository.list_models(folder)
-    print(dump_json({name: repository.read_release(folder, name).to_json() for name in names}))
+    options = {"every_version": arguments.all, "overwrite": arguments.overwrite}
+    print(dump_json(pull(arguments.location, arguments.folder, **options)))
 
 
 def _daily_command(arguments: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,14 +14,19 @@ FileSignature = frozenset[tuple[str, int, int, int]]
 """(path, inode, size in bytes, time of the last change in ns) of each file and folder."""
 
 CHECKSUM_FILE = "SHA256SUMS"
-MAX_BYTES = 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
 """Maximum size of SHA256SUMS."""
 
 
 def write_checksums(folder: Path) -> None:
     """Write SHA256SUMS of all other files in the folder."""
-    lines = [f"{sha256(file)}  {name}\n" for name, file in _data_files(folder).items()]
-    (folder / CHECKSUM_FILE).write_text("".join(lines))
+    checksums = {name: sha256(file) for name, file in _data_files(folder).items()}
+    (folder / CHECKSUM_FILE).write_text(format_checksums(checksums))
+
+
+def format_checksums(checksums: Mapping[str, str]) -> str:
+    """Return the content of SHA256SUMS: the SHA-256 of each file by its path within the folder."""
+    return "".join(f"{digest}  {name}\n" for name, digest in checksums.items())
 
 
 def file_signature(*paths: Path) -> FileSignature:
@@ -66,7 +72,7 @@ def parse_checksums(content: bytes, folder: Path | str) -> dict[str, str]:
         text = content.decode()
         lines = [line.split("  ", 1) for line in text.split("\n")[:-1]]
         expected = {name: digest for digest, name in lines}
-        if text != "".join(f"{digest}  {name}\n" for name, digest in expected.items()):
+        if text != format_checksums(expected):
             raise ValueError
         if any("\0" in name or {"", ".", ".."} & {*name.split("/")} for name in expected):
             raise ValueError

@@ -193,6 +193,13 @@ class ObjectStore:
         with self._errors(paths[0] if len(paths) == 1 else ""):
             delete(self._store, paths[0] if len(paths) == 1 else list(paths))
 
+    def is_empty(self) -> bool:
+        """Return whether there are no objects in the location or its folders."""
+        from obstore import list as list_objects
+
+        with self._errors(""):
+            return not any(list_objects(self._store, chunk_size=1))
+
     def names(self, limit: int) -> list[str]:
         """Return the names of the first objects in the location, sorted, without those in folders."""
         from obstore import list as list_objects

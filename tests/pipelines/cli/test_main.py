@@ -512,6 +512,29 @@ def test_unknown_slice_is_a_usage_error(workflow: Workflow) -> None:
 # Object storage.
 
 
+def test_run_and_bundle_can_be_used_after_push_and_pull(workflow: Workflow, location: str, tmp_path: Path) -> None:
+    for name in ("run", "bundle"):
+        source, copy = workflow.folder / name, tmp_path / name
+        for words in (["push", source, f"{location}/{name}"], ["pull", f"{location}/{name}", copy]):
+            code, out, err = ranker(*words)
+            assert (code, err) == (0, "")
+            assert json.loads(out)["files"] > 5
+        assert {file.relative_to(copy) for file in copy.rglob("*")} == {
+            file.relative_to(source) for file in source.rglob("*")
+        }
+    assert ranker("freeze", tmp_path / "run", "--out", tmp_path / "frozen")[0] == 0
+    assert ranker("publish", tmp_path / "bundle", tmp_path / "repository")[0] == 0
+    code, _, err = ranker("pull", f"{location}/run", tmp_path / "again", "--all")
+    assert (code, err) == (2, "ranker: --all and --overwrite are for repositories only\n")
+
+
+def test_push_of_an_unfinished_run_says_how_to_finish_it(workflow: Workflow, location: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes((workflow.folder / "run" / "config.toml").read_bytes())
+    code, _, err = ranker("push", tmp_path, location)
+    assert code == 1
+    assert err.startswith(f"ranker: {tmp_path}: training has not finished; continue with")
+
+
 def test_push_and_pull_print_the_releases(workflow: Workflow, location: str, tmp_path: Path) -> None:
     repository, copy = workflow.folder / "repository", tmp_path / "copy"
     releases = {"feed": {"version": 1}, "trial": {"version": 1}}
@@ -522,7 +545,7 @@ def test_push_and_pull_print_the_releases(workflow: Workflow, location: str, tmp
     assert (code, json.loads(out)) == (0, releases)
     assert f"copied version 1 of trial from {location}" in err
     code, out, err = ranker("pull", f"{location}/none", tmp_path / "none")
-    assert (code, json.loads(out), err) == (0, {}, f"{location}/none holds no model\n")
+    assert (code, json.loads(out), err) == (0, {}, f"{location}/none holds no repository, run or bundle\n")
     assert (
         ranker(
             "score",
