@@ -1,4 +1,5 @@
-# Builds two images: `serve` (the default target) and `--target train`.
+# Builds the images `serve` (the default target), `--target train`, and `--target ray` and `--target spark`, which are `train`
+# with an engine.
 # Serving without PyTorch: --build-arg SERVE=slim.
 # NVIDIA GPUs: --build-arg SERVE=cuda --build-arg TRAIN=cuda-train.
 # The base image must have pip and Python 3.11. Pin it by digest with --build-arg BASE_IMAGE=python@sha256:…
@@ -29,6 +30,13 @@ RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --requi
     && deploy/remove-unused /opt/ranker/lib/python3.11/site-packages \
     && /opt/ranker/bin/python -c "import pipelines.jobs.train"
 
+FROM train-packages AS ray-packages
+RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --require-hashes -r /src/requirements/engines/ray.lock \
+    && /opt/ranker/bin/ray --version
+
+FROM train-packages AS spark-packages
+RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --require-hashes -r /src/requirements/engines/spark.lock
+
 FROM ${BASE_IMAGE} AS ranker
 ARG REVISION
 LABEL org.opencontainers.image.title="DSelect Ranker" \
@@ -51,6 +59,25 @@ FROM ranker AS train
 COPY --from=train-packages /opt/ranker /opt/ranker
 WORKDIR /data
 CMD ["--help"]
+
+FROM ranker AS ray
+COPY --from=ray-packages /opt/ranker /opt/ranker
+WORKDIR /data
+CMD ["--help"]
+
+# The base image must have apt-get.
+FROM ranker AS spark
+USER root
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends default-jre-headless \
+    && rm -rf /var/lib/apt/lists/*
+USER 10001:10001
+COPY --from=spark-packages /opt/ranker /opt/ranker
+COPY deploy/spark-entrypoint /usr/local/bin/spark-entrypoint
+ENV SPARK_HOME=/opt/ranker/lib/python3.11/site-packages/pyspark
+WORKDIR /data
+ENTRYPOINT ["spark-entrypoint"]
+CMD ["ranker", "--help"]
 
 FROM ranker AS serve
 COPY --from=serve-packages /opt/ranker /opt/ranker

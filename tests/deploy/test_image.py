@@ -38,11 +38,12 @@ def test_default_build_target_is_serve() -> None:
 
 
 def test_images_run_as_non_root() -> None:
-    (user,) = re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
-    assert all(int(part) > 0 for part in user)
-    for image in ("serve", "train"):
+    (user,) = re.findall(r"^USER (.*)$", stage("ranker"), re.MULTILINE)
+    assert all(int(part) > 0 for part in user.split(":"))
+    for image in ("serve", "train", "ray", "spark"):
         assert f"FROM ranker AS {image}" in DOCKERFILE
-        assert "USER" not in stage(image)
+        users = re.findall(r"^USER (.*)$", stage(image), re.MULTILINE)
+        assert users == (["root", user] if image == "spark" else [])
 
 
 def test_image_version_label_matches_pyproject() -> None:
@@ -72,6 +73,7 @@ def test_build_context_contains_all_packages() -> None:
         "NOTICE",
         "README.md",
         "deploy/remove-unused",
+        "deploy/spark-entrypoint",
         "pyproject.toml",
         "pipelines",
         "ranking",
