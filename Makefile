@@ -74,9 +74,11 @@ lint-lanes: .venv/dev
 # Checks the locked packages for known vulnerabilities. pip-audit does not read the files that a lock file includes, so that
 # each one is named. The advisories list no CPU builds; cuda.lock pins the same version of PyTorch as torch.lock.
 # AUDIT=--if-possible: do not fail if the advisories cannot be reached.
+AUDIT_OF = $(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
+  $(addprefix --requirement ,$(1)) | $(BIN)/python .ci/audit.py $(AUDIT)
 audit: .venv/audit
-	$(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
-	  $(addprefix --requirement ,$(filter-out %/torch.lock,$(wildcard requirements/*.lock))) | $(BIN)/python .ci/audit.py $(AUDIT)
+	$(call AUDIT_OF,$(filter-out %/torch.lock,$(wildcard requirements/*.lock)))
+	$(call AUDIT_OF,requirements/engines/ray.lock requirements/engines/spark.lock)
 
 # Writes the software bill of materials of each image as sbom/NAME.cdx.json, in CycloneDX.
 sbom: .venv/sbom
