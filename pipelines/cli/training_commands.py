@@ -54,7 +54,7 @@ def add_commands(commands: CommandGroup) -> None:
     )
     add_bad_row_limit(train)
     add_overrides(train)
-    add_engine(train, f"{READ} before the training")
+    add_engine(train, f"{READ} before the training, and score the rows of its evaluation")
     train.add_argument("--json", action="store_true", help=JSON)
 
     distill = commands.add(

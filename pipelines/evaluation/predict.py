@@ -18,7 +18,7 @@ from pipelines.data.user_share import describe_share
 from pipelines.engines import Engine, kept_processes
 from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.scored_rows import PredictBaselines, ScoredRows, score_rows
-from pipelines.evaluation.sources import LogRange, Scorer, resolve_scorers
+from pipelines.evaluation.sources import LogRange, Scorer, load_scorer
 from ranking.errors import LogError
 from ranking.model.gate_stats import GateStatistics
 
@@ -46,7 +46,7 @@ class _Scoring:
     ) -> None:
         self.log_range, self.slices, self.baselines = log_range, slices, baselines
         self._source: Scorer | None = source
-        self._model = Path(source.name).absolute()
+        self._model, self._selection = Path(source.name).absolute(), source.selection
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker gets."""
@@ -57,7 +57,7 @@ class _Scoring:
         """The model."""
         if self._source is None:
             torch.set_num_threads(1)
-            (self._source,) = resolve_scorers(self._model)
+            self._source = load_scorer(self._model, self._selection)
         return self._source
 
     def open_log(self) -> LogReader:

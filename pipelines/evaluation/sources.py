@@ -16,6 +16,7 @@ from pipelines.data.reader import load_tables
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
 from pipelines.runs.run import RunFolder
 from ranking.artifacts import bundle
+from ranking.artifacts.bundle import MANIFEST
 from ranking.counters.features import DerivedFeatures
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.encoder import Encoder
@@ -108,9 +109,30 @@ def resolve_scorers(path: Path) -> Iterable[Scorer]:
         LogError: the path is neither a run nor a bundle, or a file of the run is damaged.
         BundleError: the bundle is damaged.
     """
-    if (path / "manifest.json").exists():
-        return [bundle_scorer(bundle.load(path), str(path))]
+    if (path / MANIFEST).exists():
+        return [load_scorer(path, None)]
     return run_scorers(RunFolder.open(path))
+
+
+def load_scorer(path: Path, selection: Mapping[str, Any] | None) -> Scorer:
+    """Load the model of a bundle or of a run, which may lack its ``selection.json`` because its evaluation comes first.
+
+    Args:
+        path: folder of the bundle or run.
+        selection: content of that file.
+
+    Raises:
+        LogError: a file of the run is damaged.
+        BundleError: the bundle is damaged.
+    """
+    if (path / MANIFEST).exists():
+        return bundle_scorer(bundle.load(path), str(path))
+    from pipelines.training.model_factory import load_model  # requires TorchRec, which bundles do not need
+
+    run = RunFolder(path)
+    config = run.load_config()
+    assert selection is not None
+    return run_scorer(run, config, *load_model(run, config), selection)
 
 
 def bundle_scorer(ranker: FrozenRanker, name: str) -> Scorer:
@@ -147,14 +169,12 @@ def run_scorers(run: RunFolder) -> Iterator[Scorer]:
     Raises:
         LogError: a file of the run is damaged.
     """
-    from pipelines.training.model_factory import load_model  # requires TorchRec, which bundles do not need
-
     config = run.load_config()
     if isinstance(config.model.gate, SingleTaskConfig):
         for task in config.task_names:
             yield from run_scorers(RunFolder.open(run.task_folder(task)))
     else:
-        yield run_scorer(run, config, *load_model(run, config), run.load_selection())
+        yield load_scorer(run.path, run.load_selection())
 
 
 def run_scorer(run: RunFolder, config: Config, model: MMoE, encoder: Encoder, selection: Mapping[str, Any]) -> Scorer:

@@ -17,7 +17,7 @@ from pipelines.console import print_status
 from pipelines.engines import Engine
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.predict import NoRowsError
-from pipelines.evaluation.sources import run_scorer
+from pipelines.evaluation.sources import Scorer, run_scorer
 from pipelines.runs import single_task
 from pipelines.runs.provenance import provenance
 from pipelines.runs.run import RunFolder
@@ -76,7 +76,7 @@ def train(
         prepared: run whose preparation is used if it fits, see ``require_preparation``.
         command: arguments of the command line, stored in the run; empty if the training was started from Python.
         baselines: whether the final evaluation compares the model with the configured baselines.
-        engine: lets its workers read the files of the log before the training, see ``prepare``.
+        engine: lets its workers read the files of the log before the training, and score its rows in the evaluation.
 
     Raises:
         LogError: the log cannot be used.
@@ -99,7 +99,9 @@ def train(
                 print_status(f"{folder}: training has already finished")
             else:
                 preparation = partial(prepare, config, run, context, warm_start, prepared, engine)
-                _train_with_trackers(config, run, context, preparation, warm_start, on_check, baselines)
+                importance = config.evaluation.importance
+                evaluation = partial(evaluate, baselines=baselines, importance=importance, engine=engine)
+                _train_with_trackers(config, run, context, preparation, warm_start, on_check, evaluation)
     return run
 
 
@@ -193,7 +195,7 @@ def _train_with_trackers(
     preparation: Callable[[], TrainingData],
     warm_start: WarmStart | None,
     on_check: OnCheck | None,
-    baselines: bool,
+    evaluation: Callable[[Scorer], dict[str, Any]],
 ) -> None:
     """Train, and record the training with the configured trackers."""
     with Trackers(config, run) as trackers:
@@ -203,7 +205,7 @@ def _train_with_trackers(
             if on_check is not None:
                 on_check(line)
 
-        _train_model(config, run, context, preparation(), warm_start, log_check, baselines)
+        _train_model(config, run, context, preparation(), warm_start, log_check, evaluation)
         if context.is_main:
             trackers.finish()
 
@@ -215,7 +217,7 @@ def _train_model(
     data: TrainingData,
     warm_start: WarmStart | None,
     on_check: OnCheck | None,
-    baselines: bool,
+    evaluation: Callable[[Scorer], dict[str, Any]],
 ) -> None:
     fitted = _fit(config, run, context, data, warm_start, on_check)
     if context.is_main:
@@ -224,7 +226,7 @@ def _train_model(
         validation = BatchLoader(
             data.reader, data.index, encode, config.logs, config.training, "validation", shuffle=False
         )
-        _write_results(config, run, fitted, validation, data.survey, warm_start, baselines)
+        _write_results(config, run, fitted, validation, data.survey, warm_start, evaluation)
         Checkpoints(run.checkpoints, run.best, context, config.training.keep_checkpoints).remove()
 
 
@@ -305,7 +307,7 @@ def _write_results(
     validation: BatchLoader,
     survey: dict[str, Any],
     warm_start: WarmStart | None,
-    baselines: bool,
+    evaluation: Callable[[Scorer], dict[str, Any]],
 ) -> None:
     """Calibrate and evaluate a trained model; selection.json is written last and marks the run as finished.
 
@@ -316,7 +318,7 @@ def _write_results(
         validation: batches of the validation split.
         survey: content of ``survey.json``.
         warm_start: the earlier run that the training started from, if any.
-        baselines: whether to compare the model with the configured baselines.
+        evaluation: function that returns the content of ``evaluation.json``.
     """
     schema = config.serving_schema
     model, encoder = load_model(run, config)  # the best weights, which may be older than the last ones
@@ -342,7 +344,7 @@ def _write_results(
     if survey["rows"]["test"]:
         scorer = run_scorer(run, config, model, encoder, record)
         try:
-            write_json(evaluate(scorer, baselines=baselines, importance=config.evaluation.importance), run.evaluation)
+            write_json(evaluation(scorer), run.evaluation)
         except NoRowsError as error:  # a small share of the users; the model is kept
             print_status(f"the run has no evaluation: {error}")
     write_json(record, run.selection)

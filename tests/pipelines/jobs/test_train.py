@@ -4,9 +4,11 @@ import json
 import math
 import platform
 import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import pyarrow as pa
 import pytest
 import torch
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 
 import ranking
 from pipelines.config.config import Config, load_config
+from pipelines.evaluation import sources
 from pipelines.evaluation.evaluate import evaluate_all
 from pipelines.evaluation.sources import run_scorers
 from pipelines.jobs.freeze import freeze_run
@@ -51,6 +54,31 @@ def test_train_writes_the_documented_files(run: RunFolder) -> None:
         "command.json",
     }
     assert [file.name for file in (run.path / "checkpoints").iterdir()] == ["best.safetensors"]
+
+
+def with_other_processes(function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterable[Any]:
+    """An engine whose workers have only what is sent to them."""
+    return map(cloudpickle.loads(cloudpickle.dumps(function)), parts)
+
+
+def test_workers_of_the_preparation_also_score_the_rows_of_the_evaluation(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker loads the model of a run that is not finished yet."""
+    from pipelines.evaluation import predict
+
+    loaded = []
+
+    def load_scorer(path: Path, *arguments: Any) -> Any:
+        loaded.append((path, RunFolder(path).finished))
+        return sources.load_scorer(path, *arguments)
+
+    monkeypatch.setattr(predict, "load_scorer", load_scorer)
+    shop.write(shop.table(300))
+    run = train(shop.config(), shop.folder / "run")
+    parted = train(shop.config(), shop.folder / "parted", engine=with_other_processes)
+    assert loaded == [(parted.path, False)]
+    assert parted.load_evaluation() == run.load_evaluation()
 
 
 def test_train_writes_the_resolved_configuration(run: RunFolder, config: Config) -> None:
