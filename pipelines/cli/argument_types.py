@@ -10,6 +10,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+from pipelines.tuning.database_address import DatabaseAddress
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.object_store import check_location
 from ranking.artifacts.store_address import check_address
@@ -130,6 +131,14 @@ def kafka_address(text: str) -> KafkaAddress:
     """Convert the address of a Kafka topic."""
     try:
         return KafkaAddress.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def database(text: str) -> DatabaseAddress:
+    """Convert the address of a PostgreSQL database."""
+    try:
+        return DatabaseAddress.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
