@@ -209,6 +209,7 @@ class DatabaseStorage:
                     address.password or "",  # pg8000 fails without any
                     ssl_context=modes[address.ssl_mode] if address.ssl_mode in modes else ssl.create_default_context(),
                     timeout=ANSWER_SECONDS,
+                    startup_params={"TimeZone": "UTC"},  # pg8000 would shift heartbeats by the offset of the server
                 )
             except (pg8000.Error, OSError) as error:
                 passes = _code(error) in PASSING or isinstance(error, OSError) or _is_network_error(error)

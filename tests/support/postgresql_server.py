@@ -50,6 +50,7 @@ class PostgresqlServer:
 
     def start(self) -> None:
         settings = {"listen_addresses": HOST, "port": self.port, "fsync": "off", "unix_socket_directories": ""}
+        settings["timezone"] = "Asia/Kolkata"  # Heartbeats must not depend on it.
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         command = [self._programs / "postgres", "-D", self._data, *options]
         with (self._data / "log").open("a") as log:
