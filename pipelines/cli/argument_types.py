@@ -10,6 +10,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+from pipelines.tuning.database_address import DatabaseAddress
 from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
 from ranking.artifacts.object_store import FORMS, LOCATION, ObjectLocation, check_location
 from ranking.artifacts.store_address import check_address
@@ -132,6 +133,14 @@ def log_source(text: str) -> KafkaAddress | ObjectLocation:
         raise argparse.ArgumentTypeError(f"{text!r} is neither {SCHEME}HOST:PORT[,HOST:PORT]/TOPIC nor {FORMS}")
     try:
         return ObjectLocation.parse(text) if LOCATION.match(text) else KafkaAddress.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def database(text: str) -> DatabaseAddress:
+    """Convert the address of a PostgreSQL database."""
+    try:
+        return DatabaseAddress.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

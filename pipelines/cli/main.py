@@ -47,6 +47,7 @@ INSTALL_HINTS = {
     "py4j": "pip install 'dselect-ranker[spark]'",
     "redis": "pip install 'dselect-ranker[redis]'",
     "confluent_kafka": "pip install 'dselect-ranker[kafka]'",
+    **dict.fromkeys(("alembic", "pg8000", "sqlalchemy"), "pip install 'dselect-ranker[postgresql]'"),
     "jinja2": "pip install 'dselect-ranker[report]'",
 }
 """Modules that only some commands need, and how to install them."""

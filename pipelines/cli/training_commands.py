@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.cli.argument_types import location, positive_int, share
+from pipelines.cli.argument_types import database, location, positive_int, share
 from pipelines.cli.command_group import CommandGroup
 from pipelines.cli.options import (
     CONFIG,
@@ -19,6 +20,7 @@ from pipelines.cli.options import (
     chosen_engine,
     dump_json,
 )
+from pipelines.tuning.database_address import FORM
 from ranking.errors import RankerError, UsageError
 
 READ = "read the files of the log"
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pipelines.engines import Engine
     from pipelines.runs.run import RunFolder
     from pipelines.training.warm_start import WarmStart
+    from pipelines.tuning.study import OpenStorage
 
 
 def add_commands(commands: CommandGroup) -> None:
@@ -98,6 +101,12 @@ def add_commands(commands: CommandGroup) -> None:
         "--trials", type=positive_int, default=50, metavar="N", help="total number of trials (default: 50)"
     )
     tune.add_argument("--workers", type=positive_int, default=1, metavar="W", help="parallel trials (default: 1)")
+    tune.add_argument(
+        "--storage",
+        type=database,
+        metavar="URL",
+        help=f"database of the trials, {FORM}, so that several machines share the study; each has its own --study DIR",
+    )
     tune.add_argument("--timeout", type=positive_int, metavar="SECONDS", help="start no trial after this time")
     tune.add_argument("--json", action="store_true", help=JSON)
 
@@ -280,10 +289,16 @@ def _advise_command(arguments: argparse.Namespace) -> None:
 
 def _tune_command(arguments: argparse.Namespace) -> None:
     from pipelines.config.config import load_config
+    from pipelines.tuning.storage import FolderStorage
     from pipelines.tuning.workers import format_summary, summarize, tune
 
     config = load_config(arguments.config)
-    study = tune(config, arguments.study, arguments.trials, arguments.workers, arguments.timeout)
+    open_storage: OpenStorage = FolderStorage
+    if arguments.storage is not None:
+        from pipelines.tuning.database import DatabaseStorage
+
+        open_storage = partial(DatabaseStorage, address=arguments.storage)
+    study = tune(config, arguments.study, arguments.trials, arguments.workers, arguments.timeout, open_storage)
     summary = summarize(study)
     print(dump_json(summary) if arguments.json else format_summary(summary))
     if summary["best"] is None:

@@ -33,16 +33,24 @@ def claim_folder(folder: Path, config: Config) -> None:
                 if any(entry.name != "lock" for entry in folder.iterdir()):
                     raise OutputError(f"{folder} has other content, but no config.toml: name another folder")
                 config.write(file)
-            difference = next(diff_configs(load_config(file), config), None)
-            if difference is not None and all(training.parent == folder for training in folder.rglob("config.toml")):
-                (folder / "journal").unlink(missing_ok=True)  # every earlier command failed before its first training
+            change = describe_change(load_config(file), config)
+            if change is not None and all(training.parent == folder for training in folder.rglob("config.toml")):
+                for name in ("journal", "database"):  # every earlier command failed before its first training
+                    (folder / name).unlink(missing_ok=True)
                 config.write(file)
-                difference = None
-    if difference is not None:
-        setting, before, now = difference
-        texts = value_text(before), value_text(now)
-        change = "has changed" if texts[0] == texts[1] else f"was {texts[0]}, now it is {texts[1]}"
-        raise ConfigError(f"{folder} has trainings of another configuration: {setting} {change}; name another folder")
+                change = None
+    if change is not None:
+        raise ConfigError(f"{folder} has trainings of another configuration: {change}; name another folder")
+
+
+def describe_change(old: Config, new: Config) -> str | None:
+    """Return the first setting that differs between two configurations, in words; None if there is none."""
+    difference = next(diff_configs(old, new), None)
+    if difference is None:
+        return None
+    setting, before, now = difference
+    texts = value_text(before), value_text(now)
+    return f"{setting} has changed" if texts[0] == texts[1] else f"{setting} was {texts[0]}, now it is {texts[1]}"
 
 
 @contextmanager

@@ -7,10 +7,13 @@ import math
 import traceback
 from typing import Any
 
+from optuna.exceptions import UpdateFinishedTrialError
+
 from pipelines.console import print_status
 from pipelines.jobs.train import train
 from pipelines.tuning.search_space import override
-from pipelines.tuning.study import CONVERGED, FAILED, PRUNED, START, UNCONVERGED, StudyFolder, TrialLease
+from pipelines.tuning.storage import StorageError
+from pipelines.tuning.study import ABANDONED, CONVERGED, FAILED, PRUNED, START, UNCONVERGED, StudyFolder, TrialLease
 from ranking.errors import LogError, RankerError
 
 
@@ -50,14 +53,20 @@ def run_trial(study: StudyFolder, lease: TrialLease) -> str:
 
     Raises:
         LogError: the log cannot be used; the trial is retried after the log is fixed.
+        StorageError: the database cannot be used; the trial is retried when it can.
     """
     number = lease.trial.number
     callback = _CheckCallback(lease)
     with study.run_folder(number).with_suffix(".log").open("w") as log_file, contextlib.redirect_stderr(log_file):
-        outcome, reason = _train(study, lease, callback)
+        try:
+            outcome, reason = _train(study, lease, callback)
+        except BaseException:
+            lease.release()
+            raise
         if reason:
             print_status(reason)
-    study.finish(lease, outcome, callback.best, reason)
+    if not study.finish(lease, outcome, callback.best, reason):
+        return f"trial {number}: {ABANDONED}, because its heartbeats stopped; it is repeated"
     loss = f"validation loss {callback.best:.5f}" if math.isfinite(callback.best) else "no validation loss"
     return f"trial {number}: {outcome}, {loss}" + (f" ({reason})" if reason else "")
 
@@ -70,6 +79,10 @@ def _train(study: StudyFolder, lease: TrialLease, callback: _CheckCallback) -> t
         selection = run.load_selection()
     except PrunedError:
         return PRUNED, ""
+    except UpdateFinishedTrialError:  # another machine has found no heartbeats
+        return ABANDONED, ""
+    except StorageError:
+        raise
     except RankerError as error:
         if isinstance(error, LogError) and not callback.started:
             raise

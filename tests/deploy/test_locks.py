@@ -24,16 +24,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS_OF_LOCK = {
     "slim": {"redis", "report", "tracing"},
     "serve": {"redis", "report", "tracing", "torch"},
-    "train": {"redis", "report", "tracing", "torch", "train"},
-    "cuda-train": {"redis", "report", "tracing", "torch", "train"},
+    "train": {"postgresql", "redis", "report", "tracing", "torch", "train"},
+    "cuda-train": {"postgresql", "redis", "report", "tracing", "torch", "train"},
     "dev": set(PROJECT["optional-dependencies"]) - {"ray", "spark"},  # These have a lock file of their own.
 }
 """Extras of the project whose packages a lock file contains."""
 
 OMITTED = {
     ("torchrec", "fbgemm-gpu"),  # fbgemm-gpu-cpu is installed instead.
-    ("optuna", "alembic"),  # Studies are stored in Optuna's journal, not in a database.
-    ("optuna", "sqlalchemy"),
     ("optuna", "pyyaml"),  # Only Optuna's own command line reads YAML.
     ("botocore", "python-dateutil"),  # botocore asks for a version below 3. The tests of S3 pass with version 4.
 }

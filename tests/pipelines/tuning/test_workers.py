@@ -155,7 +155,7 @@ def test_tune_with_an_invalid_range_names_it(shop: Shop, tmp_path: Path, capsys:
 def test_tune_without_a_converged_trial_fails(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_no_trial(config: Config, folder: Path, trials: int, workers: int, timeout: float) -> StudyFolder:
+    def run_no_trial(config: Config, folder: Path, trials: int, workers: int, timeout: float, _: Any) -> StudyFolder:
         assert timeout == 1
         return StudyFolder.create(folder, config)
 
