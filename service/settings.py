@@ -28,7 +28,7 @@ from pydantic_core import PydanticKnownError
 
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
-from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
+from ranking.artifacts.kafka_address import START, KafkaAddress
 from ranking.artifacts.object_store import LOCATION, ObjectLocation, check_location
 from ranking.artifacts.store_address import check_address
 from ranking.errors import ConfigError
@@ -92,7 +92,7 @@ def _parse_sink(value: Any) -> Any:
     if not isinstance(value, str | LogTarget):
         raise PydanticKnownError("string_type")
     if isinstance(value, str):
-        if value.startswith(SCHEME):
+        if value.startswith(START):
             return KafkaAddress.parse(value)
         if LOCATION.match(value):
             return ObjectLocation.parse(value)

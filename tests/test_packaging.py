@@ -87,7 +87,7 @@ def test_base_dependencies_leave_out_what_extras_declare() -> None:
     base = {distribution_name(requirement) for requirement in PROJECT["dependencies"]}
     assert set(EXTRAS) == {
         *("client", "torch", "train", "redis", "kafka", "object-storage", "report", "baselines", "mlflow"),
-        *("ray", "spark", "tracing"),
+        *("ray", "spark", "postgresql", "tracing"),
     }
     assert not base & {
         "torch",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.tuning.database_address import DatabaseAddress
-from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
+from ranking.artifacts.kafka_address import SCHEME, START, KafkaAddress
 from ranking.artifacts.object_store import FORMS, LOCATION, ObjectLocation, check_location
 from ranking.artifacts.store_address import check_address
 
@@ -129,7 +129,7 @@ def canary(text: str) -> dict[str, Any]:
 
 def log_source(text: str) -> KafkaAddress | ObjectLocation:
     """Convert the address of a Kafka topic, or a location in object storage."""
-    if not text.startswith(SCHEME) and not LOCATION.match(text):
+    if not text.startswith(START) and not LOCATION.match(text):
         raise argparse.ArgumentTypeError(f"{text!r} is neither {SCHEME}HOST:PORT[,HOST:PORT]/TOPIC nor {FORMS}")
     try:
         return ObjectLocation.parse(text) if LOCATION.match(text) else KafkaAddress.parse(text)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipelines.console import print_status
 from pipelines.loop.feedback_mark import FeedbackMark
+from pipelines.loop.folder_locks import lock_folder
 from ranking.artifacts.atomic_files import remove_drafts, replace_file, write_errors, write_json
 from ranking.artifacts.log_names import FEEDBACK, SERVED, LogNames
 from ranking.artifacts.object_store import ObjectLocation, ObjectStore
@@ -35,8 +36,6 @@ THREADS = 16
 """Number of objects that are read at once."""
 DELETED = 1_000
 """Number of objects that one request deletes."""
-JOURNAL = ".collect.json"
-"""File that names the objects of a file of feedback until they are deleted."""
 
 
 def collect_objects(location: ObjectLocation, folder: Path, stop: threading.Event | None = None) -> int:
@@ -54,15 +53,18 @@ def collect_objects(location: ObjectLocation, folder: Path, stop: threading.Even
         The number of files that were written.
 
     Raises:
-        LogError: the location cannot be read.
-        OutputError: a file cannot be written.
+        LogError: the location cannot be read, or the journal is damaged.
+        OutputError: a file cannot be written, or another collection of the location writes to the folder.
         ConfigError: obstore is not installed.
     """
+    source = f"{re.sub(r'[^A-Za-z0-9]+', '-', location.text)}-{hashlib.sha256(location.text.encode()).hexdigest()[:8]}"
+    state = folder / f".collect-{source}"
     with write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        state.mkdir(parents=True, exist_ok=True)
+    busy = f"{folder}: another 'ranker collect {location}' writes here: stop it first"
     try:
-        with ThreadPoolExecutor(THREADS) as pool:
-            return _ObjectCollector(location, folder, pool).run(stop)
+        with lock_folder(state, busy), ThreadPoolExecutor(THREADS) as pool:
+            return _ObjectCollector(location, folder, source, state / "journal.json", pool).run(stop)
     except BundleError as error:
         raise LogError(str(error)) from None
 
@@ -70,14 +72,15 @@ def collect_objects(location: ObjectLocation, folder: Path, stop: threading.Even
 class _ObjectCollector:
     """Moves the objects below a location.
 
-    A file of feedback has the name of its first object. ``JOURNAL`` is written before the file and removed after the
-    objects, so that the next collection knows which of them the file has.
+    The journal names the objects of a file of feedback, from before it is written until they are deleted, so that no
+    object becomes part of two files.
     """
 
-    def __init__(self, location: ObjectLocation, folder: Path, pool: ThreadPoolExecutor) -> None:
-        self._store, self._folder, self._pool = ObjectStore(location.text), folder, pool
-        self._mark = FeedbackMark(folder, re.sub(r"[^A-Za-z0-9]+", "-", location.text))
-        self._journal = folder / JOURNAL
+    def __init__(
+        self, location: ObjectLocation, folder: Path, source: str, journal: Path, pool: ThreadPoolExecutor
+    ) -> None:
+        self._store, self._folder, self._journal, self._pool = ObjectStore(location.text), folder, journal, pool
+        self._mark = FeedbackMark(folder, source)
         self._files = 0
         self._feedback_seconds = 0.0  # minimum seconds between two files of feedback
         self._next_feedback = 0.0
@@ -86,26 +89,27 @@ class _ObjectCollector:
         """Collect until ``stop`` is set, or without it until no objects are left; return the number of files."""
         self._feedback_seconds = 0.0 if stop is None else FEEDBACK_SECONDS
         remove_drafts(self._folder)
-        self._end_interrupted()
-        complete = self._collect()
+        complete, failure = self._collect(), ""
         while not (complete if stop is None else stop.wait(POLL_SECONDS if complete else 0)):
             try:
-                complete = self._collect()
+                complete, failure = self._collect(), ""
             except BundleError as error:
                 if stop is None:
                     raise
-                print_status(f"{error}; trying again")
-                complete = True
+                if str(error) != failure:
+                    print_status(f"{error}; trying again")
+                complete, failure = True, str(error)
         return self._files
 
     def _collect(self) -> bool:
         """Move the objects that are listed now; return whether these were all."""
+        self._end_interrupted()
         started = datetime.now(UTC)
-        names = self._store.names(MAX_LISTED)
+        names = self._store.names(lambda name: _is_own(name, SERVED) or _is_own(name, FEEDBACK), MAX_LISTED)
         complete = len(names) < MAX_LISTED
-        for part in _parts(_own(names, SERVED), THREADS):
+        for part in _parts([name for name in names if _is_own(name, SERVED)], THREADS):
             self._move_served(part)
-        feedback = _own(names, FEEDBACK)
+        feedback = [name for name in names if _is_own(name, FEEDBACK)]
         if feedback and not self._mark.exists():
             self._mark.set(datetime.fromtimestamp(0, UTC))
         if feedback and complete and time.monotonic() < self._next_feedback:
@@ -142,18 +146,36 @@ class _ObjectCollector:
             yield merged
 
     def _move_feedback(self, contents: dict[str, bytes]) -> None:
+        """Write a file with the time of its first object, and delete the objects."""
         names = list(contents)
-        write_json({"file": names[0], "objects": names}, self._journal, 0o640)
-        replace_file(self._folder / names[0], contents.values(), 0o640)
+        created = FEEDBACK.parse(names[0])
+        assert created is not None
+        assert created.created is not None
+        file = FEEDBACK.new(created=created.created)  # never the name of an object, which may be stored again
+        write_json({"file": file, "objects": names, "written": False}, self._journal, 0o640)
+        replace_file(self._folder / file, contents.values(), 0o640)
+        write_json({"file": file, "objects": names, "written": True}, self._journal, 0o640)
         self._files += 1
         self._delete(names)
 
     def _end_interrupted(self) -> None:
-        """Delete the objects of the last file of feedback, if the collection that wrote it could not."""
-        with suppress(FileNotFoundError):
+        """Delete the objects of the last file of feedback, if this or an earlier collection could not.
+
+        Raises:
+            LogError: the journal is damaged.
+        """
+        try:
             journal = json.loads(self._journal.read_text())
-            if (self._folder / journal["file"]).exists():
-                self._delete(journal["objects"])
+            file, names, written = str(journal["file"]), list(map(str, journal["objects"])), journal["written"]
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LogError(
+                f"{self._journal}: is damaged ({type(error).__name__}); delete it to continue: the events of the last "
+                "file of feedback may then be collected twice"
+            ) from None
+        if written or (self._folder / file).exists():
+            self._delete(names)
 
     def _delete(self, names: list[str]) -> None:
         """Delete the objects of a file of feedback, and then the journal."""
@@ -162,10 +184,9 @@ class _ObjectCollector:
         with write_errors(self._journal):
             self._journal.unlink()
 
-    def _read(self, names: Iterable[str]) -> list[bytes | None]:
+    def _read(self, names: list[str]) -> list[bytes | None]:
         """Return the contents of objects; None for one that no longer exists."""
-        read: Callable[[str], bytes | None] = self._read_object
-        return list(self._pool.map(read, names))
+        return list(self._pool.map(self._read_object, names))
 
     def _read_object(self, name: str) -> bytes | None:
         found = self._store.read(name, MAX_OBJECT_BYTES)
@@ -178,7 +199,7 @@ def _parts(names: list[str], size: int) -> Iterator[list[str]]:
         yield names[start : start + size]
 
 
-def _own(names: list[str], log: LogNames) -> list[str]:
-    """Return the names that the service gave to files of a log."""
-    parsed = ((name, log.parse(name)) for name in names)
-    return [name for name, parts in parsed if parts is not None and parts.own and parts.finished]
+def _is_own(name: str, log: LogNames) -> bool:
+    """Return whether the service gave this name to a finished file of a log."""
+    parts = log.parse(name)
+    return parts is not None and parts.own and parts.finished

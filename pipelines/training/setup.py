@@ -44,6 +44,7 @@ from ranking.artifacts.atomic_files import atomic_directory, write_json
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.errors import LogError, OutputError, single_line
+from ranking.regular_files import is_damage
 from ranking.schema import Schema
 
 MIN_BASE_RATE = 1e-6
@@ -233,14 +234,17 @@ def _extended(fitted: Encoder, earlier: Path | None) -> Encoder:
     """Return the encoder of an earlier run extended by the new ids; without one, the fitted encoder.
 
     Raises:
-        LogError: the encoder of the earlier run is damaged, or has ids of another type.
+        LogError: the encoder of the earlier run is damaged or cannot be read, or has ids of another type.
     """
     if earlier is None:
         return fitted
     try:
         return extend_encoder(Encoder.read(earlier, fitted.schema), fitted)
     except (OSError, ValueError, KeyError) as error:
-        raise LogError(f"{earlier}: is damaged ({single_line(error)}); train the earlier run again") from None
+        reason = single_line(error)
+        if not is_damage(error):
+            raise LogError(f"{earlier}: cannot be read ({reason})") from None
+        raise LogError(f"{earlier}: is damaged ({reason}); train the earlier run again") from None
 
 
 def _write_encoder(encoder: Encoder, folder: Path) -> None:

@@ -59,10 +59,10 @@ class LogNames:
         """Return the part of the names of files that are created at a time."""
         return f"{self.prefix}-{created:{TIME_FORMAT}}"
 
-    def new(self, key: str | None = None) -> str:
-        """Return a name for a finished file that is created now."""
+    def new(self, key: str | None = None, created: datetime | None = None) -> str:
+        """Return a name for a finished file that is created now, or whose oldest content is of this time."""
         end = "" if key is None else f"-{key}"
-        return f"{self.start(datetime.now(UTC))}-{uuid.uuid4().hex[:12]}{end}{self.suffix}"
+        return f"{self.start(created or datetime.now(UTC))}-{uuid.uuid4().hex[:12]}{end}{self.suffix}"
 
     def parse(self, name: str) -> LogName | None:
         """Return the parts of a name; None if it is not that of a file of this log."""

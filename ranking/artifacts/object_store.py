@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,8 +27,8 @@ MAX_RETRIES, RETRY_SECONDS, CONNECT_SECONDS, REQUEST_SECONDS = 5, 30, 5, 120
 """Limits of the retries of a request, with growing pauses, and of the time to connect and for a whole request."""
 HINT = "check the location, the network and the credentials (for S3: the AWS_* variables)"
 
-LOCATION = re.compile(r"(s3|gs|az)://")
-"""Start of a location."""
+LOCATION = re.compile(r"(s3|gs|az):")
+"""Start of what is meant as a location."""
 _LOCATION = re.compile(r"(s3|gs|az)://[A-Za-z0-9._-]+(/(?!\.\.?(/|$))[A-Za-z0-9._=+,-]+)*/*")
 _ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT")
 
@@ -99,7 +99,7 @@ class ObjectStore:
                 raise ConfigError(f"{name}={os.environ[name]}: an endpoint starts with http:// or https://")
         with self._errors(""):
             # The endpoint is the operator's choice, also one without TLS in the same network.
-            retry_seconds = min(RETRY_SECONDS, max_seconds / 2)  # A request may begin until then.
+            retry_seconds = min(RETRY_SECONDS, max_seconds / 4)  # A request may begin until then.
             request_seconds = max_seconds - retry_seconds
             self._store: Store = from_url(
                 self.location,
@@ -190,8 +190,12 @@ class ObjectStore:
         """Delete objects, if they exist."""
         from obstore import delete
 
-        with self._errors(paths[0] if len(paths) == 1 else ""):
-            delete(self._store, paths[0] if len(paths) == 1 else list(paths))
+        try:
+            with self._errors(paths[0] if len(paths) == 1 else "", FileNotFoundError):
+                delete(self._store, list(paths) if len(paths) > 1 else paths[0])
+        except FileNotFoundError:  # not on S3, where a missing object is deleted, too
+            for path in paths if len(paths) > 1 else ():
+                self.delete(path)
 
     def is_empty(self) -> bool:
         """Return whether there are no objects in the location or its folders."""
@@ -200,14 +204,14 @@ class ObjectStore:
         with self._errors(""):
             return not any(list_objects(self._store, chunk_size=1))
 
-    def names(self, limit: int) -> list[str]:
-        """Return the names of the first objects in the location, sorted, without those in folders."""
+    def names(self, is_wanted: Callable[[str], bool], limit: int) -> list[str]:
+        """Return the names of the first wanted objects in the location, sorted, without those in folders."""
         from obstore import list as list_objects
 
         names: list[str] = []
         with self._errors(""):
             for page in list_objects(self._store):
-                names += [entry["path"] for entry in page if "/" not in entry["path"]]
+                names += [path for entry in page if "/" not in (path := entry["path"]) and is_wanted(path)]
                 if len(names) >= limit:
                     break
         return sorted(names)[:limit]

@@ -48,24 +48,24 @@ class IndexedRows:
         return cls(index, np.append(order + OOV + 1, OOV).astype(np.int32))
 
     @classmethod
-    def open(cls, folder: Path, id_type: pa.DataType, read_file: ReadFile) -> Self:
+    def open(cls, folder: Path, id_type: pa.DataType, count: int, read_file: ReadFile) -> Self:
         """Open a lookup that ``write`` wrote.
 
         Raises:
-            OSError, ValueError: the files are not a lookup of ids of this type.
+            OSError, ValueError: the files are not a lookup of so many ids of this type.
         """
         index, rows = IdIndex.open(folder, id_type, read_file), open_array(folder / ROWS_FILE, np.int32, read_file)
-        if len(rows) != len(index) + 1:
-            raise ValueError(f"{ROWS_FILE} holds {len(rows)} rows, which is wrong for {len(index)} keys")
+        if len(index) != count:
+            raise ValueError(f"keys.npy holds {len(index)} keys, not those of {count} ids")
+        if len(rows) != count + 1:
+            raise ValueError(f"{ROWS_FILE} holds {len(rows)} rows, which is wrong for {count} ids")
+        _check_rows(rows, ROWS_FILE, count)
         return cls(index, rows)
 
     def write(self, folder: Path) -> None:
         """Write the lookup to an existing folder."""
         self._index.write(folder)
         np.save(folder / ROWS_FILE, self._rows)
-
-    def __len__(self) -> int:
-        return len(self._index)
 
     def rows(self, values: pa.Array) -> RowArray:
         """Return the embedding row of each value [n] int64; values have the type of the ids and are not null."""
@@ -100,16 +100,20 @@ class DenseRows:
         return cls(first, table)
 
     @classmethod
-    def open(cls, folder: Path, read_file: ReadFile) -> Self:
+    def open(cls, folder: Path, id_type: pa.DataType, count: int, read_file: ReadFile) -> Self:
         """Open a lookup that ``write`` wrote.
 
         Raises:
-            OSError, ValueError: the files are not such a lookup.
+            OSError, ValueError: the files are not a lookup of so many ids of this type.
         """
         first = open_array(folder / FIRST_FILE, np.int64, read_file)
         table = open_array(folder / DENSE_FILE, np.int32, read_file)
-        if len(first) != 1 or not len(table):
-            raise ValueError(f"{FIRST_FILE} and {DENSE_FILE} hold {len(first)} and {len(table)} rows")
+        if not pa.types.is_integer(id_type) or len(first) != 1 or len(table) < count + 1:
+            raise ValueError(
+                f"{FIRST_FILE} and {DENSE_FILE} hold {len(first)} and {len(table)} rows, which is wrong for {count} "
+                f"ids of type {id_type}"
+            )
+        _check_rows(table, DENSE_FILE, count)
         return cls(int(first[0]), table)
 
     def write(self, folder: Path) -> None:
@@ -121,3 +125,14 @@ class DenseRows:
         """Return the embedding row of each integer [n] int64."""
         offsets = (ids - self._first).view(np.uint64)  # Smaller ids wrap around to offsets beyond the table.
         return self._table.take(np.minimum(offsets, len(self._table) - 1).view(np.int64)).astype(np.int64)
+
+
+def _check_rows(rows: npt.NDArray[np.int32], file: str, count: int) -> None:
+    """Check that embedding rows are those of a vocabulary with so many ids.
+
+    Raises:
+        ValueError: they are not.
+    """
+    lowest, highest = int(rows.min()), int(rows.max())
+    if lowest < OOV or highest > OOV + count:
+        raise ValueError(f"{file} holds rows from {lowest} to {highest}, which is wrong for {count} ids")

@@ -107,12 +107,8 @@ class Vocabulary:
         ids, folder = IdFile(file), file.with_suffix("")
         if not folder.is_dir():
             return cls(ids.read())
-        if holds_dense_rows(folder):
-            return cls(ids, DenseRows.open(folder, read_file))
-        indexed = IndexedRows.open(folder, ids.type, read_file)
-        if len(indexed) != len(ids):
-            raise ValueError(f"{file.name} holds {len(ids)} ids, but its index {len(indexed)}")
-        return cls(ids, indexed)
+        arrays = DenseRows if holds_dense_rows(folder) else IndexedRows
+        return cls(ids, arrays.open(folder, ids.type, len(ids), read_file))
 
     def write(self, file: Path) -> None:
         """Write the ids to a Parquet file, and the arrays of a large vocabulary to a folder of the same name."""

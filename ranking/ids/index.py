@@ -168,7 +168,8 @@ def holds_text(folder: Path) -> bool:
 
 def _text_file(folder: Path) -> str:
     """Return the name of the file that has one entry per text id."""
-    return "checks.npy" if (folder / "checks.npy").exists() else "ends.npy"
+    has_text = (folder / "text.npy").exists() and not (folder / "checks.npy").exists()
+    return "ends.npy" if has_text else "checks.npy"
 
 
 def _open_text(folder: Path, read_file: ReadFile) -> IdChecks | IdText:

@@ -342,7 +342,10 @@ def name_of(target: LogTarget) -> str:
     """Name the destination of a log, without the path of a folder, the servers of a topic or the name of a bucket."""
     if isinstance(target, KafkaAddress):
         return f"topic {target.topic}"
-    return f"object storage {Path(target.text).name}" if isinstance(target, ObjectLocation) else f"folder {target.name}"
+    if isinstance(target, ObjectLocation):
+        _, _, path = target.text.partition("://")[2].partition("/")
+        return f"object storage {Path(path).name}".rstrip()
+    return f"folder {target.name}"
 
 
 def describe_store(settings: Settings) -> FeatureStoreState | None:

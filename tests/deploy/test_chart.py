@@ -444,7 +444,7 @@ def test_pods_of_the_loop_use_the_folders_and_keys_of_the_service(tmp_path: Path
             ):
                 container = container_of(variant, role)
                 collect = parse(container["command"][1:] + container["args"])
-                assert str(collect.source) == settings[f"RANKER_{name}"].rstrip("/")
+                assert str(collect.source) == settings[f"RANKER_{name}"]
                 assert collect.to == folder
                 assert (collect.group is None) == (variant == "objects")
         claims: dict[str, set[str]] = {}
@@ -654,7 +654,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
         "feedback.kafka: is also servedLog.kafka",
     ),
     (
-        {"feedback": {"remote": "s3://b/t"}, "servedLog": {"remote": "s3://b/t"}},
+        {"feedback": {"remote": "s3://b/t/"}, "servedLog": {"remote": "s3://b/t"}},
         "feedback.remote: is also servedLog.remote",
     ),
     (

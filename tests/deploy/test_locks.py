@@ -139,8 +139,9 @@ def test_audit_names_every_lock_file() -> None:
     commands = subprocess.run(
         ["make", "--dry-run", "audit"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    (audit,) = re.findall(r"^\S+/pip-audit .*?\| ", commands, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"--requirement requirements/([\w-]+)\.lock", audit)) == set(LOCKS) - {"torch"}
+    services, engines = re.findall(r"^\S+/pip-audit .*?\| ", commands, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"--requirement requirements/([\w-]+)\.lock", services)) == set(LOCKS) - {"torch"}
+    assert set(re.findall(r"--requirement requirements/engines/([\w-]+)\.lock", engines)) == {"ray", "spark"}
 
 
 def test_serving_locks_exclude_training_packages() -> None:

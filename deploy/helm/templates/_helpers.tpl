@@ -84,7 +84,7 @@ securityContext:
 
 {{/* Where serving pods send a log, if they do not write it to its volume: a Kafka topic, or object storage. */}}
 {{- define "ranker.logTarget" -}}
-{{ .kafka | default .remote }}
+{{ .kafka | default .remote | default "" | trimSuffix "/" }}
 {{- end }}
 
 {{/* Environment variables of the Secret with the credentials for object storage. */}}

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import moto.settings
 import pytest
@@ -187,3 +188,27 @@ def test_missing_obstore_is_reported(location: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     with pytest.raises(ConfigError, match=r"needs obstore.*pip install 'dselect-ranker\[object-storage\]'"):
         ObjectStore(location)
+
+
+def test_delete_of_missing_objects_deletes_the_others_on_every_storage(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google Cloud Storage and Azure report a missing object, and delete none of those after it."""
+    import obstore
+
+    store, delete = ObjectStore(location), obstore.delete
+
+    def strict_delete(inner: Any, paths: str | list[str]) -> None:
+        for path in [paths] if isinstance(paths, str) else paths:
+            try:
+                obstore.head(inner, path)
+            except FileNotFoundError:
+                raise FileNotFoundError(path) from None
+            delete(inner, path)
+
+    monkeypatch.setattr(obstore, "delete", strict_delete)
+    for name in ("a", "c"):
+        store.write(name, b"x")
+    store.delete("a", "b", "c")
+    store.delete("missing")
+    assert store.is_empty()

@@ -296,5 +296,35 @@ def test_vocabulary_with_exchanged_arrays_is_rejected(source: str, target: str, 
 def test_vocabulary_with_the_arrays_of_other_ids_is_rejected(tmp_path: Path) -> None:
     large_vocabulary(pa.array(["a", "b"])).write(tmp_path / "table.parquet")
     pq.write_table(pa.table({"id": ["a", "b", "c"]}), tmp_path / "table.parquet")
-    with pytest.raises(ValueError, match=r"table\.parquet holds 3 ids, but its index 2"):
+    with pytest.raises(ValueError, match=r"keys\.npy holds 2 keys, not those of 3 ids"):
+        Vocabulary.open(tmp_path / "table.parquet")
+
+
+def test_vocabulary_with_the_dense_array_of_other_ids_is_rejected(tmp_path: Path) -> None:
+    large_vocabulary(pa.array([1, 2])).write(tmp_path / "table.parquet")
+    pq.write_table(pa.table({"id": [1, 2, 3]}), tmp_path / "table.parquet")
+    with pytest.raises(ValueError, match=r"dense\.npy hold 1 and 3 rows, which is wrong for 3 ids of type int64"):
+        Vocabulary.open(tmp_path / "table.parquet")
+    pq.write_table(pa.table({"id": ["1", "2"]}), tmp_path / "table.parquet")
+    with pytest.raises(ValueError, match=r"dense\.npy hold 1 and 3 rows, which is wrong for 2 ids of type string"):
+        Vocabulary.open(tmp_path / "table.parquet")
+
+
+@pytest.mark.parametrize("row", [-1, 0, 5])
+@pytest.mark.parametrize(
+    ("ids", "name"), [(LARGE["text"], "rows.npy"), (LARGE["integers close together"], "dense.npy")]
+)
+def test_vocabulary_with_rows_beyond_its_size_is_rejected(ids: pa.Array, name: str, row: int, tmp_path: Path) -> None:
+    large_vocabulary(ids).write(tmp_path / "table.parquet")
+    rows = np.load(tmp_path / "table" / name)
+    rows[1] = row
+    np.save(tmp_path / "table" / name, rows)
+    with pytest.raises(ValueError, match=rf"{name} holds rows from .* which is wrong for 3 ids"):
+        Vocabulary.open(tmp_path / "table.parquet")
+
+
+def test_vocabulary_without_its_checks_names_them(tmp_path: Path) -> None:
+    large_vocabulary(LARGE["text"]).write(tmp_path / "table.parquet")
+    (tmp_path / "table" / "checks.npy").unlink()
+    with pytest.raises(FileNotFoundError, match=r"checks\.npy"):
         Vocabulary.open(tmp_path / "table.parquet")

@@ -285,6 +285,7 @@ def test_pages_need_no_key(repository: Path, tmp_path: Path) -> None:
         (Path("/data/served"), "folder served"),
         (KafkaAddress("broker:9092", "served"), "topic served"),
         (ObjectLocation("s3://bucket/logs/served"), "object storage served"),
+        (ObjectLocation("s3://bucket"), "object storage"),
     ],
 )
 def test_destination_of_a_log_is_named_without_its_host(target: LogTarget, name: str) -> None:

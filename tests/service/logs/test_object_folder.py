@@ -108,7 +108,7 @@ def test_location_of_both_logs_is_an_error(repository: Path) -> None:
         load_settings({"repository": repository}, environ=variables)
 
 
-@pytest.mark.parametrize("location", ["s3://", "s3://shop/a b", "gs://shop/../x"])
+@pytest.mark.parametrize("location", ["s3://", "s3://shop/a b", "gs://shop/../x", "s3:/shop/x"])
 def test_invalid_location_is_an_error_that_shows_the_form(repository: Path, location: str) -> None:
     with pytest.raises(ConfigError, match="write s3://BUCKET/PATH") as caught:
         load_settings({"repository": repository}, environ={"RANKER_SERVED_LOG": location})
