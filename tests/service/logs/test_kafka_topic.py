@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from fastapi.testclient import TestClient
 
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.log_names import SERVED
@@ -26,8 +24,8 @@ from service.logs.sink import LogSink
 from service.models.watcher import STOP_SECONDS
 from service.settings import CLOSE_SECONDS, KILL_MARGIN_SECONDS, Settings, load_settings
 from service.telemetry.tracing import FLUSH_SECONDS
+from tests.service.logs.collected_logs import BODY, check_feedback, check_served_log, client_of
 from tests.support.http_client import send_request
-from tests.support.joined_rows import joined_rows
 from tests.support.kafka_broker import KafkaBroker, kafka_broker
 from tests.support.metrics import metrics_of
 from tests.support.ports import HOST, free_port
@@ -36,18 +34,11 @@ from tests.support.rank_request import rank
 from tests.support.served_files import logged_ids
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
-SHOWN = datetime(2026, 1, 11, 12, tzinfo=UTC)
-BODY = {"user": {"id": "u3"}, "time": SHOWN.isoformat(), "items": {"id": ["v0", "v1"]}}
-
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[KafkaBroker]:
     with kafka_broker() as running:
         yield running
-
-
-def client_of(repository: Path, log: str | Path, **settings: Any) -> TestClient:
-    return TestClient(create_app(Settings.model_validate({"repository": repository, "served_log": log, **settings})))
 
 
 def collected(address: str, folder: Path) -> int:
@@ -60,35 +51,14 @@ def test_collected_topic_joins_to_the_same_rows_as_a_folder(
     broker: KafkaBroker, repository: Path, tmp_path: Path
 ) -> None:
     address = broker.create_topic("rows", partitions=2)
-    for log in (address, tmp_path / "folder"):
-        with client_of(repository, log, served_log_seconds=1) as client:
-            for number in range(10):
-                rank(client, BODY, request_id=f"r{number}")
-            wait_until(lambda client=client: metrics_of(client)["ranker_served_requests_total"] > 0)
-            for number in range(10, 20):
-                rank(client, BODY, request_id=f"r{number}")
-    assert collected(address, tmp_path / "topic") == len(list((tmp_path / "topic").iterdir())) >= 2
-    rows = joined_rows(tmp_path / "topic", tmp_path / "a")
-    assert rows == joined_rows(tmp_path / "folder", tmp_path / "b")
-    assert len(rows) == 40
+    check_served_log(repository, address, partial(collected, address), tmp_path)
 
 
 def test_feedback_of_a_collected_topic_labels_the_same_rows_as_that_of_a_folder(
     broker: KafkaBroker, repository: Path, tmp_path: Path
 ) -> None:
-    served, shown = tmp_path / "served", datetime.now(UTC) - timedelta(hours=2)
-    for target in (broker.create_topic("feedback", partitions=2), tmp_path / "folder"):
-        shutil.rmtree(served, ignore_errors=True)
-        with client_of(repository, served, feedback_dir=target) as client:
-            for number in range(20):
-                rank(client, BODY | {"time": shown.isoformat()}, request_id=f"r{number}")
-                event = {"item": "v1", "labels": {"click": number % 2}, "time": shown.isoformat()}
-                response = client.post("/v1/feedback", json={"request_id": f"r{number}", "events": [event]})
-                assert (response.status_code, response.json()) == (202, {"accepted": 1})
-    assert collected(f"kafka://{broker.server}/feedback", tmp_path / "topic") >= 1
-    rows = joined_rows(served, tmp_path / "b", tmp_path / "folder")
-    assert sum(row["click"] or 0 for row in rows) == 10
-    assert joined_rows(served, tmp_path / "a", tmp_path / "topic") == rows
+    address = broker.create_topic("feedback", partitions=2)
+    assert check_feedback(repository, address, partial(collected, address), tmp_path) >= 1
 
 
 @pytest.mark.system

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from pipelines.jobs import collect_objects as job
 from ranking.artifacts.object_store import ObjectLocation, ObjectStore
@@ -19,51 +16,23 @@ from service.app import create_app
 from service.logs import object_folder
 from service.logs.feedback_log import WRITE_SECONDS
 from service.settings import CLOSE_SECONDS, Settings, load_settings
-from tests.support.joined_rows import joined_rows
+from tests.service.logs.collected_logs import BODY, check_feedback, check_served_log, client_of
 from tests.support.metrics import metrics_of
 from tests.support.ports import HOST, free_port
 from tests.support.rank_request import rank
 from tests.support.served_files import logged_ids
 from tests.support.waiting import wait_until
 
-SHOWN = datetime(2026, 1, 11, 12, tzinfo=UTC)
-BODY = {"user": {"id": "u3"}, "time": SHOWN.isoformat(), "items": {"id": ["v0", "v1"]}}
-
-
-def client_of(repository: Path, log: str | Path, **settings: Any) -> TestClient:
-    return TestClient(create_app(Settings.model_validate({"repository": repository, "served_log": log, **settings})))
-
 
 def test_collected_objects_join_to_the_same_rows_as_a_folder(repository: Path, location: str, tmp_path: Path) -> None:
-    for log in (location, tmp_path / "folder"):
-        with client_of(repository, log, served_log_seconds=1) as client:
-            for number in range(10):
-                rank(client, BODY, request_id=f"r{number}")
-            wait_until(lambda client=client: metrics_of(client)["ranker_served_requests_total"] > 0)
-            for number in range(10, 20):
-                rank(client, BODY, request_id=f"r{number}")
-    assert job.collect_objects(ObjectLocation(location), tmp_path / "objects") >= 2
-    rows = joined_rows(tmp_path / "objects", tmp_path / "a")
-    assert rows == joined_rows(tmp_path / "folder", tmp_path / "b")
-    assert len(rows) == 40
+    check_served_log(repository, location, partial(job.collect_objects, ObjectLocation(location)), tmp_path)
 
 
 def test_collected_feedback_labels_the_same_rows_as_that_of_a_folder(
     repository: Path, location: str, tmp_path: Path
 ) -> None:
-    served, shown = tmp_path / "served", datetime.now(UTC) - timedelta(hours=2)
-    for target in (location, tmp_path / "folder"):
-        shutil.rmtree(served, ignore_errors=True)
-        with client_of(repository, served, feedback_dir=target) as client:
-            for number in range(20):
-                rank(client, BODY | {"time": shown.isoformat()}, request_id=f"r{number}")
-                event = {"item": "v1", "labels": {"click": number % 2}, "time": shown.isoformat()}
-                response = client.post("/v1/feedback", json={"request_id": f"r{number}", "events": [event]})
-                assert (response.status_code, response.json()) == (202, {"accepted": 1})
-    assert job.collect_objects(ObjectLocation(location), tmp_path / "objects") == 1
-    rows = joined_rows(served, tmp_path / "b", tmp_path / "folder")
-    assert sum(row["click"] or 0 for row in rows) == 10
-    assert joined_rows(served, tmp_path / "a", tmp_path / "objects") == rows
+    collect = partial(job.collect_objects, ObjectLocation(location))
+    assert check_feedback(repository, location, collect, tmp_path) == 1
 
 
 def test_objects_hold_a_bounded_number_of_bytes(
