@@ -52,6 +52,7 @@ class SideTableReader:
 
     Attributes:
         num_rows: number of rows; after ``check`` of those that the reader yields.
+        known_ids: ids that the ranker has seen; None if it does not know any.
         known_rows: number of these rows with known ids; set by ``check``.
         columns: columns that are read, without the id column.
         ignored_columns: columns of the files that no feature uses.
@@ -64,7 +65,7 @@ class SideTableReader:
     def __init__(self, where: Uri, ranker: FrozenRanker, owner: Owner) -> None:
         schema = ranker.schema
         self._files, self._key = find_files(where), str(schema.id_column(owner))
-        self._ranker, self._owner, self._known_ids = ranker, owner, ranker.known_ids(owner)
+        self._ranker, self._owner, self.known_ids = ranker, owner, ranker.known_ids(owner)
         names: dict[str, None] = {}
         self.num_rows = self.known_rows = 0
         for file in self._files:
@@ -137,7 +138,7 @@ class SideTableReader:
                 start = stop
 
     def _count_known(self, chunk: SideTableChunk) -> None:
-        if self._known_ids is not None:
+        if self.known_ids is not None:
             self.known_rows += len(chunk.ids) - self._ranker.count_unseen(self._owner, chunk.ids)
 
     def _read(self, file: LogFile) -> Iterator[tuple[SideTableChunk, IdArray | None]]:
@@ -193,7 +194,7 @@ class SideTableReader:
             InvalidInputError: a text is not the decimal text of an integer, or an integer cannot be one of the ids
                 because none of those is the decimal text of an integer.
         """
-        known = self._known_ids
+        known = self.known_ids
         if known is None or not len(known) or ids.type == known.type:
             return ids
         if pa.types.is_integer(ids.type) and not holds_integers(known):

@@ -45,8 +45,8 @@ def load_features(
         OutputError: the store cannot be reached or rejects a command; says how many rows are already written.
         UsageError: the address has an unsupported option.
     """
-    known_ids = ranker.known_ids(owner)
     writer, rows = Writer(url, ttl), SideTableReader(where, ranker, owner)
+    known_ids = rows.known_ids
     if rows.ignored_columns:
         print_status(f"ignored columns that the ranker does not use: {', '.join(rows.ignored_columns)}")
     if rows.missing_columns:
