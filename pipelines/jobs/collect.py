@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from confluent_kafka import (
 
 from pipelines.console import print_status
 from pipelines.loop.collected_feedback import CollectedFeedback
+from pipelines.loop.feedback_mark import FEEDBACK_SECONDS, LATE
 from ranking.artifacts.atomic_files import remove_drafts, replace_file, write_errors
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.log_names import FEEDBACK
@@ -35,10 +36,6 @@ SILENCE_SECONDS = 30.0
 """Maximum seconds without a message before the end of the topic, unless new files are awaited."""
 POLL_SECONDS = 0.5
 """Maximum seconds until a request to stop is noticed."""
-FEEDBACK_SECONDS = 60.0
-"""Seconds of feedback that become one file, unless its messages are many or the collection ends."""
-LATE = timedelta(seconds=30)
-"""Time after its arrival at the service until which feedback is in the topic, or was not acknowledged."""
 
 
 def collect(topic: KafkaAddress, folder: Path, group: str, stop: threading.Event | None = None) -> int:

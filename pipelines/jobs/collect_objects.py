@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.console import print_status
-from pipelines.loop.feedback_mark import FeedbackMark
+from pipelines.loop.collected_feedback import MAX_BYTES
+from pipelines.loop.feedback_mark import FEEDBACK_SECONDS, LATE, FeedbackMark
 from pipelines.loop.folder_locks import lock_folder
 from ranking.artifacts.atomic_files import remove_drafts, replace_file, write_errors, write_json
 from ranking.artifacts.log_names import FEEDBACK, SERVED, LogNames
@@ -22,14 +23,8 @@ from ranking.errors import BundleError, LogError
 
 POLL_SECONDS = 10.0
 """Seconds between two listings while new files are awaited."""
-FEEDBACK_SECONDS = 60.0
-"""Minimum seconds between two files of feedback meanwhile."""
-LATE = timedelta(seconds=30)
-"""Time after its arrival at the service until which feedback is in object storage, or was not acknowledged."""
 MAX_LISTED = 5_000
 """Maximum number of objects that are copied before the next listing."""
-MAX_BYTES = 64 * 1024 * 1024
-"""Size of the objects of feedback that become one file."""
 MAX_OBJECT_BYTES = 1024**3
 """Maximum size of an object."""
 THREADS = 16
@@ -107,9 +102,10 @@ class _ObjectCollector:
         started = datetime.now(UTC)
         names = self._store.names(lambda name: _is_own(name, SERVED) or _is_own(name, FEEDBACK), MAX_LISTED)
         complete = len(names) < MAX_LISTED
-        for part in _parts([name for name in names if _is_own(name, SERVED)], THREADS):
-            self._move_served(part)
+        served = [name for name in names if _is_own(name, SERVED)]
         feedback = [name for name in names if _is_own(name, FEEDBACK)]
+        for part in _parts(served, THREADS):
+            self._move_served(part)
         if feedback and not self._mark.exists():
             self._mark.set(datetime.fromtimestamp(0, UTC))
         if feedback and complete and time.monotonic() < self._next_feedback:
@@ -148,13 +144,13 @@ class _ObjectCollector:
     def _move_feedback(self, contents: dict[str, bytes]) -> None:
         """Write a file with the time of its first object, and delete the objects."""
         names = list(contents)
-        created = FEEDBACK.parse(names[0])
-        assert created is not None
-        assert created.created is not None
-        file = FEEDBACK.new(created=created.created)  # never the name of an object, which may be stored again
-        write_json({"file": file, "objects": names, "written": False}, self._journal, 0o640)
+        first = FEEDBACK.parse(names[0])
+        assert first is not None
+        file = FEEDBACK.new(created=first.created)  # never the name of an object, which may be stored again
+        journal = {"file": file, "objects": names}
+        write_json(journal | {"written": False}, self._journal, 0o640)
         replace_file(self._folder / file, contents.values(), 0o640)
-        write_json({"file": file, "objects": names, "written": True}, self._journal, 0o640)
+        write_json(journal | {"written": True}, self._journal, 0o640)
         self._files += 1
         self._delete(names)
 

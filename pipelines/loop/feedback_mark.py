@@ -1,13 +1,18 @@
-"""The mark of collected feedback: until when it is complete."""
+"""Collected feedback: the mark that says until when it is complete, and what all collections have in common."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from ranking.artifacts.atomic_files import os_error_text, write_errors
 from ranking.artifacts.log_names import FEEDBACK, PART_SUFFIX
 from ranking.errors import OutputError
+
+FEEDBACK_SECONDS = 60.0
+"""Seconds of feedback that become one file, unless it is much or the collection ends."""
+LATE = timedelta(seconds=30)
+"""Time after its arrival at the service until which feedback is in the source, or was not acknowledged."""
 
 
 class FeedbackMark:
