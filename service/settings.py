@@ -28,8 +28,9 @@ from pydantic_core import PydanticKnownError
 
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
-from ranking.artifacts.kafka_address import START, KafkaAddress
-from ranking.artifacts.object_store import LOCATION, ObjectLocation, check_location
+from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.log_address import parse_log_address
+from ranking.artifacts.object_store import ObjectLocation, check_location
 from ranking.artifacts.store_address import check_address
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
@@ -91,12 +92,7 @@ def _parse_sink(value: Any) -> Any:
     """Parse the address of a Kafka topic or a location in object storage; any other text is a folder."""
     if not isinstance(value, str | LogTarget):
         raise PydanticKnownError("string_type")
-    if isinstance(value, str):
-        if value.startswith(START):
-            return KafkaAddress.parse(value)
-        if LOCATION.match(value):
-            return ObjectLocation.parse(value)
-    return value
+    return parse_log_address(value) or value if isinstance(value, str) else value
 
 
 def _split(reasons: Any) -> Any:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.tuning.database_address import DatabaseAddress
-from ranking.artifacts.kafka_address import SCHEME, START, KafkaAddress
-from ranking.artifacts.object_store import FORMS, LOCATION, ObjectLocation, check_location
+from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
+from ranking.artifacts.log_address import parse_log_address
+from ranking.artifacts.object_store import FORMS, ObjectLocation, check_location
 from ranking.artifacts.store_address import check_address
 
 MIN_LOG_ROWS = 2000
@@ -129,12 +130,13 @@ def canary(text: str) -> dict[str, Any]:
 
 def log_source(text: str) -> KafkaAddress | ObjectLocation:
     """Convert the address of a Kafka topic, or a location in object storage."""
-    if not text.startswith(START) and not LOCATION.match(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither {SCHEME}HOST:PORT[,HOST:PORT]/TOPIC nor {FORMS}")
     try:
-        return ObjectLocation.parse(text) if LOCATION.match(text) else KafkaAddress.parse(text)
+        address = parse_log_address(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if address is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {SCHEME}HOST:PORT[,HOST:PORT]/TOPIC nor {FORMS}")
+    return address
 
 
 def database(text: str) -> DatabaseAddress:

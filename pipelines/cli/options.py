@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.argument_types import fraction, positive_int, store_address
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
-from ranking.artifacts.object_store import FORMS
 from ranking.errors import LeftOutError, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ RUN = "folder written by 'ranker train'"
 NEW_FOLDER = "new folder"
 BUNDLE = "folder written by 'ranker freeze', or a published version"
 REPOSITORY = "folder of published models"
-LOCATION = f"repository in object storage: {FORMS}"
 JSON = "print the result as JSON"
 EMBEDDINGS = ("float32", "float16", "int8")
 """Types of the rows of embedding tables in a bundle."""

@@ -9,7 +9,6 @@ from pipelines.cli.argument_types import duration, location, port, positive_int,
 from pipelines.cli.command_group import CommandGroup
 from pipelines.cli.options import (
     BUNDLE,
-    LOCATION,
     REPOSITORY,
     add_counter_flag,
     add_loop_folders,
@@ -19,6 +18,7 @@ from pipelines.cli.options import (
     stop_on_signals,
     store_url,
 )
+from ranking.artifacts.object_store import FORMS
 from ranking.errors import OutputError, UsageError
 
 COUNTED_MODEL = "name of the model (default: the default model of the repository)"
@@ -73,7 +73,8 @@ def add_commands(commands: CommandGroup) -> None:
         "--remote",
         type=remote_location,
         metavar="LOCATION",
-        help=f"{LOCATION}, of which REPOSITORY is a copy that each step updates (default: it is not a copy)",
+        help=f"repository in object storage: {FORMS}, of which REPOSITORY is a copy that each step updates "
+        "(default: it is not a copy)",
     )
     follow.add_argument("--state", type=Path, help=argparse.SUPPRESS)  # earlier versions kept a joined log there
     follow.add_argument(

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 
 SCHEME = "kafka://"
-START = "kafka:"
-"""Start of what is meant as an address."""
 ADDRESS = re.compile(
     rf"{SCHEME}(?P<servers>[\w.\-]+:\d{{1,5}}(,[\w.\-]+:\d{{1,5}})*)/(?P<topic>[A-Za-z0-9._\-]{{1,249}})"
 )

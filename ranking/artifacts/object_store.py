@@ -27,8 +27,6 @@ MAX_RETRIES, RETRY_SECONDS, CONNECT_SECONDS, REQUEST_SECONDS = 5, 30, 5, 120
 """Limits of the retries of a request, with growing pauses, and of the time to connect and for a whole request."""
 HINT = "check the location, the network and the credentials (for S3: the AWS_* variables)"
 
-LOCATION = re.compile(r"(s3|gs|az):")
-"""Start of what is meant as a location."""
 _LOCATION = re.compile(r"(s3|gs|az)://[A-Za-z0-9._-]+(/(?!\.\.?(/|$))[A-Za-z0-9._=+,-]+)*/*")
 _ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT")
 
@@ -198,7 +196,7 @@ class ObjectStore:
                 self.delete(path)
 
     def is_empty(self) -> bool:
-        """Return whether there are no objects in the location or its folders."""
+        """Return whether the location and its folders have no objects."""
         from obstore import list as list_objects
 
         with self._errors(""):
