@@ -150,7 +150,7 @@ def _compare_tasks(
     names: list[str], a: Predictions, b: Predictions, draws: UnitDraws, settings: EvaluationConfig
 ) -> dict[str, Any]:
     """Compare aligned predictions under the same bootstrap draws."""
-    with thread_pool() as pool:
+    with thread_pool(len(a)) as pool:
         tasks = {name: pool.submit(_compare_task, name, a, b, draws, settings) for name in names}
     results: dict[str, Any] = results_of(tasks)
     return results

@@ -144,7 +144,7 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
         task_rows = predictions.task_rows(i, draws, predictions.has_label(i), calibrated=calibrated)
         return calibration_curve(task_rows, draws)
 
-    with thread_pool() as pool:
+    with thread_pool(len(predictions)) as pool:
         for i, task in enumerate(predictions.tasks):
             tasks[task.name] = pool.submit(metrics, i)
             if task.kind == "binary" and predictions.has_label(i).any():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pipelines.evaluation.slices import Slice
 from ranking.encoding.batch import Float32
-from ranking.frozen.calibration import Calibration, to_probabilities
+from ranking.frozen.calibration import Calibration, Floats, to_probabilities
 from ranking.metrics import Ids, LabeledScores, SamplingUnits, UnitDraws
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Owner, Task
@@ -102,14 +102,18 @@ class Predictions:
             rows: mask or indices of rows that have the label.
             calibrated: whether to apply the calibration.
         """
-        definition, outputs = self.tasks[task], self.outputs[rows, task][:, None].astype(np.float64)
+        chosen: slice | npt.NDArray[np.generic] = rows
+        if rows.dtype == np.bool_ and rows.all():
+            chosen = slice(None)  # without copies
+        definition = self.tasks[task]
+        outputs: Floats = self.outputs[chosen, task][:, None].astype(np.float64)
         if calibrated:
             outputs = self.calibration(outputs, [definition.name])
         return LabeledScores(
-            self.labels[rows, task].astype(np.float64),
+            self.labels[chosen, task].astype(np.float64),
             to_probabilities(outputs, [definition])[:, 0],
-            draws.codes[rows],
-            draws.units.users[rows],
-            None if self.requests is None else self.requests[rows],
-            self.days[rows],
+            draws.codes[chosen],
+            draws.units.users[chosen],
+            None if self.requests is None else self.requests[chosen],
+            self.days[chosen],
         )

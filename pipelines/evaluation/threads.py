@@ -9,13 +9,21 @@ from contextlib import contextmanager
 from typing import Any
 
 MAX_THREADS = 4
-"""A thread holds some arrays of all rows of a task, about 100 bytes per row."""
+ROW_BYTES = 70
+"""Bytes that a thread holds for each row of a task."""
+MAX_BYTES = 1_000_000_000
+"""Bytes that the threads hold together, unless one thread needs more."""
 
 
 @contextmanager
-def thread_pool() -> Iterator[ThreadPoolExecutor]:
-    """Provide threads for the cores of this process, but at most ``MAX_THREADS``; an error ends what has not begun."""
-    pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS))
+def thread_pool(rows: int) -> Iterator[ThreadPoolExecutor]:
+    """Provide threads for the cores of this process; an error ends what has not begun.
+
+    Args:
+        rows: number of rows that each thread computes measures of; the more rows, the fewer threads.
+    """
+    affordable = max(MAX_BYTES // (ROW_BYTES * max(rows, 1)), 1)
+    pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS, affordable))
     try:
         yield pool
         pool.shutdown()

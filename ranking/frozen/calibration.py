@@ -54,12 +54,8 @@ class Isotonic(StrictModel):
     def __call__(self, logits: Floats) -> Floats:
         """Return calibrated logits of the same shape."""
         x, y = (np.array(knots, np.float64) for knots in (self.inputs, self.outputs))
-        # An extra knot on each side gives the ends a slope of 1.
-        x = np.concatenate([x[:1] - 1.0, x, x[-1:] + 1.0])
-        y = np.concatenate([y[:1] - 1.0, y, y[-1:] + 1.0])
-        left = np.clip(np.searchsorted(x, logits, side="right") - 1, 0, len(x) - 2)
-        slope = (y[left + 1] - y[left]) / (x[left + 1] - x[left])
-        calibrated: Floats = (y[left] + (logits - x[left]) * slope).astype(logits.dtype)
+        between = np.clip(logits, x[0], x[-1])
+        calibrated: Floats = (np.interp(between, x, y) + (logits - between)).astype(logits.dtype)
         return calibrated
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ranking.metrics.bootstrap import UnitDraws, interval
-from ranking.metrics.grouped import request_ndcg, user_auc
-from ranking.metrics.labeled_scores import Array, Ids, LabeledScores
+from ranking.metrics.grouped import Groups, in_blocks, request_ndcg, user_auc, user_day_auc
+from ranking.metrics.labeled_scores import Array, Ids, LabeledScores, count_distinct, number_consecutively
 
 CURVE_BINS = 10
 CLIP = 1e-7
@@ -25,25 +26,16 @@ def binary_measures(rows: LabeledScores, draws: UnitDraws, ndcg_at: int = 10) ->
         draws: bootstrap draws of the sampling units.
         ndcg_at: cutoff k of NDCG@k.
     """
-    p = np.clip(rows.predictions, CLIP, 1 - CLIP)
-    losses = -np.where(rows.labels == 1, np.log(p), np.log1p(-p))
-    bins = quantile_bins(rows.predictions)
-    unknown = np.zeros(len(rows))
-    by_user_day = (unknown, unknown) if rows.days is None else user_auc(rows, rows.days)
-    grouped = (*user_auc(rows), *by_user_day, *request_ndcg(rows, ndcg_at))
-    columns = [np.ones(len(rows)), rows.labels, rows.predictions, losses, *grouped]
-    sums = draws.sums(rows.units, [*columns, *_by_bin(rows.labels - rows.predictions, bins)])
-    count, positives, predicted, loss, user_aucs, user_rows, day_aucs, day_rows, ndcgs, requests, *gaps = sums
     measures = {"auc": auc_draws(rows, draws)}
+    # Mean AUC of the users with both classes, weighted by their rows: Zhu et al. 2017, section 3.2; then of the rows of
+    # one user on one day.
+    measures["gauc"] = measures["gauc_by_user_day"] = np.full(len(draws.counts), np.nan)
+    if draws.units.kind == "user":
+        measures["gauc"] = _mean(in_blocks(user_auc, rows), draws)
+        if rows.days is not None:
+            measures["gauc_by_user_day"] = _mean(in_blocks(user_day_auc, rows), draws)
+    count, positives, predicted, loss, *gaps = draws.sums(rows.units, _columns(rows))
     with np.errstate(divide="ignore", invalid="ignore"):
-        # Mean AUC of the users with both classes, weighted by their rows: Zhu et al. 2017, section 3.2; then of the
-        # rows of one user on one day.
-        for name, aucs, weights, contributes in (
-            ("gauc", user_aucs, user_rows, grouped[1]),
-            ("gauc_by_user_day", day_aucs, day_rows, grouped[3]),
-        ):
-            gauc = aucs / weights if draws.units.kind == "user" else np.full_like(count, np.nan)
-            measures[name] = draws.without_draws_if_single(gauc, rows.units[contributes > 0])
         # Mean cross-entropy in nats.
         measures["logloss"] = loss / count
         # Log loss divided by that of the base rate: He et al. 2014, equation 1
@@ -52,7 +44,7 @@ def binary_measures(rows: LabeledScores, draws: UnitDraws, ndcg_at: int = 10) ->
         measures["calibration"] = predicted / positives
         # Mean |observed − predicted| of the curve's bins, weighted by rows: Naeini et al. 2015; bins: Nixon et al. 2019
         measures["calibration_error"] = np.abs(gaps).sum(0) / count
-        measures["ndcg"] = draws.without_draws_if_single(ndcgs / requests, rows.units[grouped[5] > 0])
+    measures["ndcg"] = _mean(in_blocks(partial(request_ndcg, at=ndcg_at), rows), draws)
     return {name: np.where(np.isfinite(values), values, np.nan) for name, values in measures.items()}
 
 
@@ -71,7 +63,7 @@ def calibration_curve(rows: LabeledScores, draws: UnitDraws) -> list[dict[str, A
         with np.errstate(invalid="ignore"):
             observed = positives / count
         mixed = 0 < positives[0] < count[0]
-        units = len(np.unique(rows.units[bins == number]))
+        units = count_distinct(rows.units[bins == number])
         low, high = (interval(observed, units) if mixed else None) or (None, None)
         if low is not None and high is not None:
             low, high = max(low, 0.0), min(high, 1.0)
@@ -101,31 +93,60 @@ def auc_draws(rows: LabeledScores, draws: UnitDraws) -> Array:
 
 def _auc(rows: LabeledScores, counts: npt.NDArray[np.uint8]) -> Array:
     """Return P(score of a positive > score of a negative), ties ½, in each draw; rows are sorted once."""
-    positive = rows.labels == 1
-    order = np.argsort(rows.predictions[~positive])
-    negatives, negative_units = rows.predictions[~positive][order], rows.units[~positive][order]
-    below = np.searchsorted(negatives, rows.predictions[positive], "left")
-    not_above = np.searchsorted(negatives, rows.predictions[positive], "right")
-    up_to = np.zeros(len(negatives) + 1, np.int64)
+    negatives, negative_units = _sorted(rows, rows.labels != 1)
+    positives, positive_units = _sorted(rows, rows.labels == 1)
+    below = np.searchsorted(negatives, positives, "left")
+    not_above = np.searchsorted(negatives, positives, "right")
+    del negatives, positives  # arrays of all rows
+    up_to = np.zeros(len(negative_units) + 1, np.int64)
     values = np.full(len(counts), np.nan)
     for draw, times in enumerate(counts):
         np.cumsum(times[negative_units], dtype=np.int64, out=up_to[1:])
-        weight = times[rows.units[positive]].astype(np.int64)
+        weight = times[positive_units].astype(np.int64)
         pairs = int(weight.sum()) * int(up_to[-1])
         if pairs:
             values[draw] = weight @ (up_to[below] + up_to[not_above]) / (2 * pairs)
     return values
 
 
+def _sorted(rows: LabeledScores, chosen: npt.NDArray[np.bool_]) -> tuple[Array, Ids]:
+    """Return the predictions and units of some rows by increasing prediction."""
+    predictions = rows.predictions[chosen]
+    order = np.argsort(predictions)
+    return predictions[order], rows.units[chosen][order]
+
+
 def quantile_bins(predictions: Array, bins: int = CURVE_BINS) -> Ids:
     """Return the quantile bin of each row [rows], numbered from 0; equal predictions share a bin."""
     inner = np.quantile(predictions, np.linspace(0, 1, bins + 1)[1:-1])
-    numbers: Ids = np.unique(np.searchsorted(inner, predictions), return_inverse=True)[1]
+    numbers = np.searchsorted(inner, predictions)
+    numbers, _ = number_consecutively(numbers, bins)
     return numbers
 
 
+def _mean(groups: Groups, draws: UnitDraws) -> Array:
+    """Return the weighted mean over the groups, on the data and on each draw [1 + B], NaN where there are none."""
+    sums, weights = draws.sums(groups.units, [groups.values * groups.weights, groups.weights])
+    with np.errstate(invalid="ignore"):
+        return draws.without_draws_if_single(sums / weights, groups.units)
+
+
+def _columns(rows: LabeledScores) -> Iterator[Array]:
+    """Yield the columns whose sums the measures need, one at a time, which bounds the memory.
+
+    These are 1, label, prediction, loss, and for each bin of the calibration error label − prediction.
+    """
+    yield np.ones(len(rows))
+    yield rows.labels
+    yield rows.predictions
+    p = np.clip(rows.predictions, CLIP, 1 - CLIP)
+    yield -np.where(rows.labels == 1, np.log(p), np.log1p(-p))
+    del p
+    yield from _by_bin(rows.labels - rows.predictions, quantile_bins(rows.predictions))
+
+
 def _by_bin(values: Array, bins: Ids) -> Iterator[Array]:
-    """Yield, per bin, the values of its rows and 0 elsewhere; one column at a time, which bounds the memory."""
+    """Yield, per bin, the values of its rows and 0 elsewhere."""
     for number in range(int(bins.max()) + 1):
         yield np.where(bins == number, values, 0.0)
 

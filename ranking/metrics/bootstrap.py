@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ranking.metrics.labeled_scores import Array, Ids, LabeledScores
+from ranking.metrics.labeled_scores import Array, Ids, LabeledScores, count_distinct, number_consecutively
 from ranking.metrics.units import SamplingUnits
 
-BLOCK = 65_536
+BLOCK = 16_384
 """Groups per block in which counts are converted to floats."""
 
 MAX_GROUPS = 262_144
@@ -84,7 +84,7 @@ class UnitDraws:
             codes: group of each row [rows]; a subset of the rows is allowed.
             columns: values [rows] of each column.
         """
-        present, group = np.unique(codes, return_inverse=True)
+        group, present = number_consecutively(codes, self.counts.shape[1])
         by_group = np.stack([np.bincount(group, column, len(present)) for column in columns], axis=1)
         total = np.zeros((len(self.counts), by_group.shape[1]))
         for start in range(0, len(present), BLOCK):
@@ -101,7 +101,7 @@ class UnitDraws:
             values: the measure on the data and on each draw [1 + B].
             codes: groups of the rows that contribute [any number].
         """
-        if len(np.unique(codes)) >= 2:
+        if count_distinct(codes) >= 2:
             return values
         return np.append(values[:1], np.full(len(values) - 1, np.nan))
 
@@ -122,7 +122,7 @@ def interval_units(rows: LabeledScores, *, binary: bool) -> int:
         The number of units; 0 if they are too few for an interval.
     """
     samples = [rows.units[rows.labels == label] for label in (0, 1)] if binary else [rows.units]
-    units = min(len(np.unique(sample)) for sample in samples)
+    units = min(count_distinct(sample) for sample in samples)
     return units if units >= MIN_UNITS else 0
 
 

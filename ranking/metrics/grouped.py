@@ -2,54 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 
 from ranking.metrics.labeled_scores import Array, Ids, LabeledScores, starts_of_runs
 
 
-def user_auc(rows: LabeledScores, days: Ids | None = None) -> tuple[Array, Array]:
-    """Compute the AUC within each user, or within each user and day, ties ½; needs at least one row.
+class Groups(NamedTuple):
+    """A measure within groups of rows, all of one sampling unit; only groups in which it is defined.
+
+    Attributes:
+        units: sampling unit of each group, as ``UnitDraws.codes`` numbers them [groups].
+        values: the measure [groups].
+        weights: weight of each group in the mean of the measure [groups].
+    """
+
+    units: Ids
+    values: Array
+    weights: Array
+
+
+BLOCK_ROWS = 1 << 20
+"""Rows that are sorted at a time, which bounds the memory."""
+
+
+def in_blocks(measure: Callable[[LabeledScores], Groups], rows: LabeledScores) -> Groups:
+    """Compute a measure within groups for about ``BLOCK_ROWS`` rows at a time: all rows of some units.
 
     Args:
-        rows: the rows.
-        days: day of each row [rows], which divides the rows of a user into groups; None for one group per user.
+        measure: returns the groups of some rows.
+        rows: at least one row.
+    """
+    blocks = -(-len(rows) // BLOCK_ROWS)
+    if blocks == 1:
+        return measure(rows)
+    block = (rows.units % blocks).astype(np.min_scalar_type(blocks))
+    parts = [measure(rows.take(np.flatnonzero(block == number))) for number in np.unique(block)]
+    return Groups(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def user_auc(rows: LabeledScores) -> Groups:
+    """Compute the AUC within each known user, ties ½; needs at least one row.
 
     Returns:
-        Per row, the AUC of its group (0 if undefined), and 1 if its user is known and the group has both classes, else
-        0: [rows] each.
+        The users with both classes, weighted by their rows.
     """
-    keys = (rows.users,) if days is None else (days, rows.users)
+    return _auc_within(rows, rows.users)
+
+
+def user_day_auc(rows: LabeledScores) -> Groups:
+    """Compute the AUC within the rows of each known user on each day, as ``user_auc`` does."""
+    assert rows.days is not None
+    return _auc_within(rows, rows.days, rows.users)
+
+
+def _auc_within(rows: LabeledScores, *keys: Ids) -> Groups:
+    """Compute the AUC within the rows that agree in all keys [rows], the last of which is the user."""
     order = np.lexsort((rows.predictions, *keys))
-    user, prediction, positive = rows.users[order], rows.predictions[order], rows.labels[order] == 1
     group = [key[order] for key in keys]
     starts = starts_of_runs(*group)
-    sizes = np.diff(np.append(starts, len(user)))
-    # Mid-ranks within each group: the mean position of each run of equal predictions.
-    ties = starts_of_runs(*group, prediction)
-    lengths = np.diff(np.append(ties, len(user)))
-    rank = np.repeat(ties + (lengths + 1) / 2, lengths) - np.repeat(starts, sizes)
-    positives = np.add.reduceat(positive.astype(np.float64), starts)
-    pairs = positives * (sizes - positives) * (user[starts] != 0)
-    rank_sum = np.add.reduceat(np.where(positive, rank, 0.0), starts)
-    aucs = (rank_sum - positives * (positives + 1) / 2) / np.maximum(pairs, 1.0)
-    value, both = np.zeros(len(rows)), np.zeros(len(rows))
-    value[order], both[order] = np.repeat(np.where(pairs > 0, aucs, 0.0), sizes), np.repeat(pairs > 0, sizes)
-    return value, both
+    ties = starts_of_runs(*group, rows.predictions[order])
+    known = group[-1][starts] != 0
+    del group  # an array of all rows
+    positive = rows.labels[order] == 1
+    sizes, lengths = (np.diff(np.append(runs, len(order))) for runs in (starts, ties))
+    # Mid-ranks: the mean position of each run of equal predictions. Counted in halves, they are whole numbers.
+    doubled = np.repeat(2 * ties + lengths + 1, lengths)
+    doubled[~positive] = 0
+    positives = np.add.reduceat(positive, starts, dtype=np.int64)
+    rank_sum = np.add.reduceat(doubled, starts) / 2 - starts * positives
+    pairs = positives * (sizes - positives)
+    defined = known & (pairs > 0)
+    aucs = (rank_sum - positives * (positives + 1) / 2)[defined] / pairs[defined]
+    return Groups(rows.units[order[starts[defined]]], aucs, sizes[defined].astype(np.float64))
 
 
-def request_ndcg(rows: LabeledScores, at: int) -> tuple[Array, Array]:
+def request_ndcg(rows: LabeledScores, at: int) -> Groups:
     """Compute NDCG@k within each request (rows of one user with one request id): gain = label, discount log₂(1 + rank).
 
     Järvelin and Kekäläinen 2002, section 2.2; rows with equal scores share the mean of their discounts (McSherry and
     Najork 2008, section 2.3), as in scikit-learn.
 
     Returns:
-        At one row of each request with a positive, its NDCG and 1; 0 at all other rows: [rows] each.
+        The requests with a positive, each of weight 1.
     """
-    value, counted = np.zeros(len(rows)), np.zeros(len(rows))
     requests = rows.requests
     if requests is None or not requests.any():
-        return value, counted
+        return Groups(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     known = np.flatnonzero(requests)  # Rows with a known request.
     order = known[np.lexsort((-rows.predictions[known], requests[known], rows.users[known]))]
     user, request, label = rows.users[order], requests[order], rows.labels[order]
@@ -64,6 +105,5 @@ def request_ndcg(rows: LabeledScores, at: int) -> tuple[Array, Array]:
     ideal = np.append(0.0, np.cumsum(1 / np.log2(np.arange(at) + 2)))[np.minimum(positives, at)]
     gain = np.add.reduceat(label * shared, starts)
     has_positive = positives > 0
-    first_rows = order[starts[has_positive]]
-    value[first_rows], counted[first_rows] = gain[has_positive] / ideal[has_positive], 1.0
-    return value, counted
+    values = gain[has_positive] / ideal[has_positive]
+    return Groups(rows.units[order[starts[has_positive]]], values, np.ones(len(values)))

@@ -34,6 +34,33 @@ class LabeledScores:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def take(self, rows: Ids) -> LabeledScores:
+        """Return the rows at these indices."""
+        requests, days = (None if column is None else column[rows] for column in (self.requests, self.days))
+        return LabeledScores(
+            self.labels[rows], self.predictions[rows], self.units[rows], self.users[rows], requests, days
+        )
+
+
+def number_consecutively(codes: Ids, count: int) -> tuple[Ids, Ids]:
+    """Replace codes by consecutive numbers from 0 in the order of the codes: ``np.unique`` without sorting.
+
+    Args:
+        codes: codes, each from 0 to ``count`` − 1 [rows].
+        count: number of possible codes.
+
+    Returns:
+        The number of each row [rows], and the code of each number [numbers].
+    """
+    occurs = np.zeros(count, np.bool_)
+    occurs[codes] = True
+    return (np.cumsum(occurs) - 1)[codes], np.flatnonzero(occurs)
+
+
+def count_distinct(codes: Ids) -> int:
+    """Return the number of distinct codes, which are small and not negative."""
+    return int(np.count_nonzero(np.bincount(codes)))
+
 
 def starts_of_runs(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
     """Return the positions at which a new combination of values starts in sorted, nonempty columns."""

@@ -47,11 +47,12 @@ class SamplingUnits:
         """
         logged, users = users, _known_ids(users)
         requests = np.zeros_like(users) if requests is None else _known_ids(requests)
-        kinds = np.where(users != 0, 0, np.where(requests != 0, 1, 2))
+        kinds = np.where(users != 0, 0, np.where(requests != 0, 1, 2)).astype(np.int8)
         codes, count = np.zeros(len(users), np.int64), 0
         for kind, ids in enumerate((users, requests, np.arange(len(users)))):
-            distinct, numbers = np.unique(ids[kinds == kind], return_inverse=True)
-            codes[kinds == kind] = count + numbers
+            chosen = kinds == kind
+            distinct, numbers = np.unique(ids[chosen], return_inverse=True)
+            codes[chosen] = count + numbers
             count += len(distinct)
         unit = KINDS[int(np.bincount(kinds, minlength=len(KINDS)).argmax())]
         return cls(unit, codes, count, users, bool((logged != users).any()))
@@ -63,6 +64,9 @@ class SamplingUnits:
 
 
 def _known_ids(ids: Ids) -> Ids:
-    """Return the ids [rows] with 0 instead of placeholders."""
-    _, numbers, counts = np.unique(ids, return_inverse=True, return_counts=True)
-    return np.where((counts > MAX_SHARE * len(ids))[numbers], 0, ids)
+    """Return the ids [rows] with 0 instead of a placeholder."""
+    if not len(ids):
+        return ids
+    middle = len(ids) // 2
+    is_median = ids == np.partition(ids, middle)[middle]  # an id of more than half of the rows is their median
+    return np.where(is_median, 0, ids) if np.count_nonzero(is_median) > MAX_SHARE * len(ids) else ids

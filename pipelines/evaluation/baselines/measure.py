@@ -43,7 +43,7 @@ def measure_baselines(
     if isinstance(baselines, str):
         return {"omitted": baselines}
     positions = {task.name: i for i, task in enumerate(baselines.tasks)}
-    with thread_pool() as pool:
+    with thread_pool(len(predictions)) as pool:
         tasks = {
             task.name: pool.submit(_measure_task, predictions, i, positions[task.name], baselines, draws, settings)
             for i, task in enumerate(predictions.tasks)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score, roc_auc_score
 
-from ranking.metrics import SamplingUnits, UnitDraws, binary_measures
+from ranking.metrics import SamplingUnits, UnitDraws, binary_measures, grouped
 from tests.support.unit_draws import draw_users, labeled_scores
 
 ROWS = st.lists(
@@ -184,3 +184,14 @@ def test_ndcg_without_requests_is_undefined(requests: list[int] | None) -> None:
 
 def test_ndcg_without_a_positive_is_undefined() -> None:
     assert ndcg([1, 1], [0, 0], [0.9, 0.1], [5, 5]) is None
+
+
+@given(ROWS)
+def test_measures_in_blocks_equal_those_of_all_rows(sampled_rows: list[Any]) -> None:
+    users, labels, scores, requests = np.array(sampled_rows).T
+    whole = compute_measures(users, labels, scores, requests, draws=5, days=requests)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouped, "BLOCK_ROWS", 3)
+        blocks = compute_measures(users, labels, scores, requests, draws=5, days=requests)
+    for name, values in whole.items():
+        np.testing.assert_allclose(blocks[name], values, rtol=1e-12, err_msg=name)
