@@ -36,7 +36,7 @@ class WorkFolder:
             OutputError: the folder cannot be written.
         """
         draft = self.path / uuid4().hex
-        with self._errors():
+        with temporary_file_errors(self.path.parent):
             draft.write_bytes(pickle.dumps(value))
             draft.replace(self.path / name)
 
@@ -46,7 +46,7 @@ class WorkFolder:
         Raises:
             OutputError: the folder cannot be read.
         """
-        with self._errors():
+        with temporary_file_errors(self.path.parent):
             return pickle.loads((self.path / name).read_bytes())
 
     def take(self, name: str) -> Any:
@@ -56,17 +56,9 @@ class WorkFolder:
             OutputError: as for ``get``.
         """
         value = self.get(name)
-        with self._errors():
+        with temporary_file_errors(self.path.parent):
             (self.path / name).unlink()
         return value
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Convert errors of the filesystem."""
-        try:
-            yield
-        except OSError as error:
-            raise _error(self.path.parent, error) from None
 
 
 @contextmanager
@@ -77,13 +69,23 @@ def open_work_folder(purpose: str) -> Iterator[WorkFolder]:
         OutputError: the folder cannot be written.
     """
     with ExitStack() as stack:
-        try:
+        with temporary_file_errors():
             path = stack.enter_context(temporary_folder(purpose))
-        except OSError as error:
-            raise _error(Path(tempfile.gettempdir()), error) from None
         yield WorkFolder(path)
 
 
-def _error(folder: Path, error: OSError) -> OutputError:
-    reason = f"{folder}: cannot be written or read ({os_error_text(error)})"
-    return OutputError(f"{reason}; free space, or set TMPDIR to a folder that all workers see")
+@contextmanager
+def temporary_file_errors(folder: Path | None = None) -> Iterator[None]:
+    """Convert errors of the filesystem.
+
+    Args:
+        folder: the folder for temporary files; default: that of the system.
+
+    Raises:
+        OutputError: the folder cannot be written or read.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = f"{folder or tempfile.gettempdir()}: cannot be written or read ({os_error_text(error)})"
+        raise OutputError(f"{reason}; free space, or set TMPDIR to a folder that all workers see") from None

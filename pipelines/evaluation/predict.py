@@ -88,7 +88,7 @@ def predict(
     Raises:
         LogError: the log cannot be used.
         NoRowsError: the time range contains no usable row of these users.
-        OutputError: the folder for temporary files cannot be written.
+        OutputError: the folder for temporary files, which holds the predictions of baselines, cannot be written.
     """
     scoring, rows = _Scoring(source, log_range, slices, baselines), ScoredRows.empty(source, slices)
     reader = scoring.open_log()
@@ -142,7 +142,7 @@ def _predictions(source: Scorer, log_range: LogRange, rows: ScoredRows) -> Predi
         _joined(rows.positions),
         gates,
         dict(rows.bad_rows),
-        _joined(rows.baselines) if rows.baselines else None,
+        rows.baselines,
         {owner: _joined(parts) for owner, parts in rows.without_row.items()},
     )
 

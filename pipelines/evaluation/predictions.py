@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.evaluation.slices import Slice
+from pipelines.evaluation.spilled_columns import SpilledColumns
 from ranking.encoding.batch import Float32
 from ranking.frozen.calibration import Calibration, Floats, to_probabilities
 from ranking.metrics import Ids, LabeledScores, SamplingUnits, UnitDraws
@@ -62,7 +63,7 @@ class Predictions:
     positions: Ids
     gates: GateStatistics
     bad_rows: Mapping[str, int] = field(default_factory=dict)
-    baselines: Float32 | None = None
+    baselines: SpilledColumns | None = None
     without_row: Mapping[Owner, Float32] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -88,7 +89,7 @@ class Predictions:
             requests=None if self.requests is None else self.requests[rows],
             slices=(),
             positions=self.positions[rows],
-            baselines=None if self.baselines is None else self.baselines[rows],
+            baselines=None if self.baselines is None else self.baselines.take(rows),
         )
 
     def task_rows(

@@ -16,6 +16,7 @@ from pipelines.data.splits import TimeRange, local_days
 from pipelines.evaluation.predictions import MAX_ROWS_PER_FILE, with_file_numbers
 from pipelines.evaluation.slices import Slice, make_slice, simulates_absence, without_row
 from pipelines.evaluation.sources import Scorer
+from pipelines.evaluation.spilled_columns import SpilledColumns
 from pipelines.inspection.profile import first_bad_row
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import Float32
@@ -47,7 +48,7 @@ class ScoredRows:
     days: list[Ids] = field(default_factory=list)
     requests: list[Ids] = field(default_factory=list)
     positions: list[Ids] = field(default_factory=list)
-    baselines: list[Float32] = field(default_factory=list)
+    baselines: SpilledColumns | None = None
     without_row: dict[Owner, list[Float32]] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     bad_rows: Counter[str] = field(default_factory=Counter)
@@ -75,6 +76,10 @@ class ScoredRows:
                 values += getattr(other, attribute.name)
         for owner, parts in self.without_row.items():
             parts += other.without_row[owner]
+        if self.baselines is None:
+            self.baselines = other.baselines
+        elif other.baselines is not None:
+            self.baselines.extend(other.baselines)
         for row_slice, others in zip(self.slices, other.slices, strict=True):
             row_slice.extend(others)
         self.bad_rows += other.bad_rows
@@ -118,7 +123,10 @@ def score_rows(
             inputs = source.encoder.encode(without_row(chunk.rows, schema, owner))
             parts.append(source.forward(inputs)[0].float().numpy())
         if baselines is not None:
-            rows.baselines.append(baselines(chunk.rows, batch))
+            predictions = baselines(chunk.rows, batch)
+            if rows.baselines is None:
+                rows.baselines = SpilledColumns(*predictions.shape[1:])
+            rows.baselines.append(predictions)
         rows.users.append(batch.users)
         rows.days.append(local_days(chunk.rows[columns.time]).cast(pa.int32()).to_numpy().astype(np.int64))
         rows.positions.append(file * MAX_ROWS_PER_FILE + chunk.positions)

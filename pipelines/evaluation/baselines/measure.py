@@ -73,7 +73,7 @@ def _measure_task(
         if (name, definition.name) in baselines.omitted:
             result[name] = {"omitted": baselines.omitted[name, definition.name]}
             continue
-        outputs = predictions.baselines[has_label, position, baseline_task].astype(np.float64)
+        outputs = predictions.baselines.column(position, baseline_task)[has_label].astype(np.float64)
         others = bootstrap_metrics(definition, replace(rows, predictions=outputs), draws, settings)
         metrics = {}
         for metric in HEADLINE_METRICS[definition.kind]:
