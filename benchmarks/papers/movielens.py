@@ -325,7 +325,7 @@ def _accuracy(run: RunFolder) -> float:
     """Return the accuracy of task 1 on the test split."""
     (scorer,) = run_scorers(run)
     predictions = predict(scorer, scorer.log_range(None))
-    return float(np.mean((predictions.outputs[:, 0] > 0) == (predictions.labels[:, 0] == 1)))
+    return float(np.mean((predictions.outputs.column(0) > 0) == (predictions.labels.column(0) == 1)))
 
 
 def format_tables(results: dict[str, Any]) -> str:

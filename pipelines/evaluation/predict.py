@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from pipelines.console import print_status
@@ -17,12 +15,10 @@ from pipelines.data.reader import LogReader, ScannedChunk
 from pipelines.data.user_share import describe_share
 from pipelines.engines import Engine, kept_processes
 from pipelines.evaluation.predictions import Predictions
-from pipelines.evaluation.scored_rows import PredictBaselines, ScoredRows, score_rows
+from pipelines.evaluation.scored_rows import DAY, REQUEST, USER, PredictBaselines, ScoredRows, score_rows
 from pipelines.evaluation.sources import LogRange, Scorer, load_scorer
 from ranking.errors import LogError
 from ranking.model.gate_stats import GateStatistics
-
-Number = TypeVar("Number", bound=np.generic)
 
 
 class NoRowsError(LogError):
@@ -88,7 +84,7 @@ def predict(
     Raises:
         LogError: the log cannot be used.
         NoRowsError: the time range contains no usable row of these users.
-        OutputError: the folder for temporary files, which holds the predictions of baselines, cannot be written.
+        OutputError: the folder for temporary files, which holds labels and scores, cannot be written.
     """
     scoring, rows = _Scoring(source, log_range, slices, baselines), ScoredRows.empty(source, slices)
     reader = scoring.open_log()
@@ -105,11 +101,11 @@ def _score_file(chunks: Iterator[ScannedChunk], _: int, scoring: _Scoring) -> Sc
 
 
 def _predictions(source: Scorer, log_range: LogRange, rows: ScoredRows) -> Predictions:
-    """Report what users should know of the rows, and concatenate them."""
+    """Report what users should know of the rows, and return them."""
     if rows.bad_rows:
         reasons = "; ".join(f"{count:,} × {reason}" for reason, count in rows.bad_rows.most_common())
         print_status(f"{rows.bad_rows.total():,} bad rows are not evaluated: {reasons} (the first is {rows.first_bad})")
-    if not rows.users:
+    if not rows.chunks:
         fix = "" if log_range.users == 1 else "increase evaluation.users or --users, "
         raise NoRowsError(
             f"there are no rows{describe_share(log_range.users)} to evaluate: {fix}move logs.test_from, or specify "
@@ -131,24 +127,17 @@ def _predictions(source: Scorer, log_range: LogRange, rows: ScoredRows) -> Predi
         gates.extend(statistics)
     return Predictions(
         source.schema.tasks,
-        _joined(rows.labels),
-        _joined(rows.outputs),
+        rows.labels,
+        rows.outputs,
         source.calibration,
-        _joined(rows.users),
-        _joined(rows.days),
-        _joined(rows.requests) if rows.requests else None,
+        rows.ids.column(USER),
+        rows.ids.column(DAY),
+        None if source.schema.columns.request is None else rows.ids.column(REQUEST),
         rows.slices,
         tuple(rows.files),
-        _joined(rows.positions),
+        rows.positions(),
         gates,
         dict(rows.bad_rows),
         rows.baselines,
-        {owner: _joined(parts) for owner, parts in rows.without_row.items()},
+        rows.without_row,
     )
-
-
-def _joined(parts: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:
-    """Concatenate arrays, and forget them: only one attribute of all rows is in memory twice at a time."""
-    array = np.concatenate(parts)
-    parts.clear()
-    return array

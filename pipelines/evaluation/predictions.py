@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from pipelines.evaluation.slices import Slice
 from pipelines.evaluation.spilled_columns import SpilledColumns
-from ranking.encoding.batch import Float32
 from ranking.frozen.calibration import Calibration, Floats, to_probabilities
 from ranking.metrics import Ids, LabeledScores, SamplingUnits, UnitDraws
 from ranking.model.gate_stats import GateStatistics
@@ -52,8 +51,8 @@ class Predictions:
     """
 
     tasks: tuple[Task, ...]
-    labels: Float32
-    outputs: Float32
+    labels: SpilledColumns[np.float32]
+    outputs: SpilledColumns[np.float32]
     calibration: Calibration
     users: Ids
     days: Ids
@@ -63,8 +62,8 @@ class Predictions:
     positions: Ids
     gates: GateStatistics
     bad_rows: Mapping[str, int] = field(default_factory=dict)
-    baselines: SpilledColumns | None = None
-    without_row: Mapping[Owner, Float32] = field(default_factory=dict)
+    baselines: SpilledColumns[np.float32] | None = None
+    without_row: Mapping[Owner, SpilledColumns[np.float32]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -76,14 +75,14 @@ class Predictions:
 
     def has_label(self, task: int) -> npt.NDArray[np.bool_]:
         """Return the mask of the rows that have a label for a task [rows]."""
-        return ~np.isnan(self.labels[:, task])
+        return ~np.isnan(self.labels.column(task))
 
     def take(self, rows: Ids) -> Predictions:
         """Return the rows at these indices, in their order, without slices."""
         return replace(
             self,
-            labels=self.labels[rows],
-            outputs=self.outputs[rows],
+            labels=self.labels.take(rows),
+            outputs=self.outputs.take(rows),
             users=self.users[rows],
             days=self.days[rows],
             requests=None if self.requests is None else self.requests[rows],
@@ -107,11 +106,11 @@ class Predictions:
         if rows.dtype == np.bool_ and rows.all():
             chosen = slice(None)  # without copies
         definition = self.tasks[task]
-        outputs: Floats = self.outputs[chosen, task][:, None].astype(np.float64)
+        outputs: Floats = self.outputs.column(task)[chosen, None].astype(np.float64)
         if calibrated:
             outputs = self.calibration(outputs, [definition.name])
         return LabeledScores(
-            self.labels[chosen, task].astype(np.float64),
+            self.labels.column(task)[chosen].astype(np.float64),
             to_probabilities(outputs, [definition])[:, 0],
             draws.codes[chosen],
             draws.units.users[chosen],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 from pipelines.data.reader import ScannedChunk, as_log_error
 from pipelines.data.splits import TimeRange, local_days
-from pipelines.evaluation.predictions import MAX_ROWS_PER_FILE, with_file_numbers
+from pipelines.evaluation.predictions import MAX_ROWS_PER_FILE
 from pipelines.evaluation.slices import Slice, make_slice, simulates_absence, without_row
 from pipelines.evaluation.sources import Scorer
 from pipelines.evaluation.spilled_columns import SpilledColumns
@@ -29,28 +29,35 @@ PredictBaselines = Callable[[pa.Table, LabeledBatch], Float32]
 """Predicts probabilities or numbers [rows, baselines, tasks] from rows of a log and the same rows encoded."""
 
 
+USER, DAY, ROW, REQUEST = range(4)
+"""Columns of ``ScoredRows.ids``."""
+
+
 @dataclass
 class ScoredRows:
-    """Rows with their labels and outputs, chunk by chunk; see ``Predictions``.
+    """Rows with their labels and outputs; see ``Predictions``.
 
     Attributes:
+        labels: labels [rows, tasks].
+        outputs: outputs [rows, tasks].
+        ids: user, day, row number within the file, and request, 0 if there is none [rows, 4].
+        baselines: predictions of the baselines [rows, baselines, tasks]; None before the first row, or without them.
         files: index of each file by its name in messages.
+        chunks: file and number of rows of each chunk.
         first_bad: position of the first bad row, for messages; None without bad rows.
         training_rows: number of rows from the time of the training data.
         validation_rows: number of rows from the time of the training or validation data.
     """
 
     slices: tuple[Slice, ...]
+    labels: SpilledColumns[np.float32]
+    outputs: SpilledColumns[np.float32]
+    ids: SpilledColumns[np.int64]
+    without_row: dict[Owner, SpilledColumns[np.float32]]
+    baselines: SpilledColumns[np.float32] | None = None
     gates: list[GateStatistics] = field(default_factory=list)
-    labels: list[Float32] = field(default_factory=list)
-    outputs: list[Float32] = field(default_factory=list)
-    users: list[Ids] = field(default_factory=list)
-    days: list[Ids] = field(default_factory=list)
-    requests: list[Ids] = field(default_factory=list)
-    positions: list[Ids] = field(default_factory=list)
-    baselines: SpilledColumns | None = None
-    without_row: dict[Owner, list[Float32]] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
+    chunks: list[tuple[int, int]] = field(default_factory=list)
     bad_rows: Counter[str] = field(default_factory=Counter)
     first_bad: str | None = None
     training_rows: int = 0
@@ -60,22 +67,31 @@ class ScoredRows:
     def empty(cls, source: Scorer, slices: Sequence[str]) -> ScoredRows:
         """Return no rows of a model, with these slices."""
         schema = source.schema
+        tasks = len(schema.tasks)
         simulated = any(simulates_absence(name, schema) for name in slices)
         return cls(
             tuple(make_slice(name, source.encoder) for name in slices if not simulates_absence(name, schema)),
-            without_row={o: [] for o in ID_OWNERS if simulated and schema.columns_of(o)},
+            SpilledColumns(np.float32, tasks),
+            SpilledColumns(np.float32, tasks),
+            SpilledColumns(np.int64, 4),
+            {o: SpilledColumns(np.float32, tasks) for o in ID_OWNERS if simulated and schema.columns_of(o)},
         )
+
+    def positions(self) -> Ids:
+        """Return the position of each row, see ``Predictions`` [rows]."""
+        files, counts = np.array(self.chunks, np.int64).T
+        return np.repeat(files * MAX_ROWS_PER_FILE, counts) + self.ids.column(ROW)
 
     def extend(self, other: ScoredRows) -> None:
         """Append the rows of a later part of the log."""
-        numbers = np.array([self.files.setdefault(name, len(self.files)) for name in other.files], np.int64)
-        self.positions += [with_file_numbers(positions, numbers) for positions in other.positions]
-        for attribute in fields(self):
-            values = getattr(self, attribute.name)
-            if isinstance(values, list) and attribute.name != "positions":
-                values += getattr(other, attribute.name)
-        for owner, parts in self.without_row.items():
-            parts += other.without_row[owner]
+        numbers = [self.files.setdefault(name, len(self.files)) for name in other.files]
+        self.chunks += [(numbers[file], rows) for file, rows in other.chunks]
+        self.labels.extend(other.labels)
+        self.outputs.extend(other.outputs)
+        self.ids.extend(other.ids)
+        self.gates += other.gates
+        for owner, columns in self.without_row.items():
+            columns.extend(other.without_row[owner])
         if self.baselines is None:
             self.baselines = other.baselines
         elif other.baselines is not None:
@@ -119,19 +135,21 @@ def score_rows(
         rows.gates.append(gates)
         rows.labels.append(batch.labels)
         rows.outputs.append(outputs.float().numpy())
-        for owner, parts in rows.without_row.items():
+        for owner, absent in rows.without_row.items():
             inputs = source.encoder.encode(without_row(chunk.rows, schema, owner))
-            parts.append(source.forward(inputs)[0].float().numpy())
+            absent.append(source.forward(inputs)[0].float().numpy())
         if baselines is not None:
             predictions = baselines(chunk.rows, batch)
             if rows.baselines is None:
-                rows.baselines = SpilledColumns(*predictions.shape[1:])
+                rows.baselines = SpilledColumns(np.float32, *predictions.shape[1:])
             rows.baselines.append(predictions)
-        rows.users.append(batch.users)
-        rows.days.append(local_days(chunk.rows[columns.time]).cast(pa.int32()).to_numpy().astype(np.int64))
-        rows.positions.append(file * MAX_ROWS_PER_FILE + chunk.positions)
+        ids = np.zeros((len(batch), 4), np.int64)
+        ids[:, USER], ids[:, ROW] = batch.users, chunk.positions
+        ids[:, DAY] = local_days(chunk.rows[columns.time]).cast(pa.int32()).to_numpy()
         if columns.request is not None:
-            rows.requests.append(hash_column(chunk.rows[columns.request].combine_chunks()))
+            ids[:, REQUEST] = hash_column(chunk.rows[columns.request].combine_chunks())
+        rows.ids.append(ids)
+        rows.chunks.append((file, len(batch)))
         for row_slice in rows.slices:
             row_slice.add(chunk.rows, batch.inputs)
         if source.trained_until is not None:

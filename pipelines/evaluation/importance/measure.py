@@ -13,6 +13,7 @@ from pipelines.evaluation.importance.sample import EncodedSample, donor_rows, sa
 from pipelines.evaluation.importance.subjects import Level, Subject, subjects_of
 from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import LogRange, Scorer
+from pipelines.evaluation.spilled_columns import SpilledColumns
 from ranking.encoding.batch import EncodedBatch, Float32
 from ranking.metrics import Array, UnitDraws, auc_draws, interval, interval_units, regression_measures
 
@@ -74,7 +75,7 @@ def measure_importance(
 
 def _losses(source: Scorer, inputs: EncodedBatch, sample: Predictions, draws: UnitDraws) -> dict[str, Array]:
     """Return −AUC or the RMSE of each task, in the data and in each draw [1 + B]; NaN where undefined."""
-    scored = replace(sample, outputs=_outputs(source, inputs))
+    scored = replace(sample, outputs=SpilledColumns.of(_outputs(source, inputs)))
     losses = {}
     for i, task in enumerate(sample.tasks):
         has_label = sample.has_label(i)

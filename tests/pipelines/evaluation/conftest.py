@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.evaluation.predictions import Predictions
+from pipelines.evaluation.spilled_columns import SpilledColumns
 from ranking.frozen.calibration import Calibration
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
@@ -41,8 +42,8 @@ def make_predictions() -> MakePredictions:
         rows = len(outputs)
         return Predictions(
             tuple(tasks),
-            np.array(labels, np.float32).reshape(rows, len(tasks)),
-            outputs.astype(np.float32),
+            SpilledColumns.of(np.array(labels, np.float32).reshape(rows, len(tasks))),
+            SpilledColumns.of(outputs.astype(np.float32)),
             calibration or Calibration(),
             np.array(range(1, rows + 1) if users is None else users, np.int64),
             np.array([0] * rows if days is None else days, np.int64),

@@ -30,6 +30,7 @@ from ranking.artifacts.atomic_files import write_json
 from ranking.errors import LogError, RankerError, UsageError
 from ranking.frozen.calibration import Calibration, Platt
 from ranking.schema import Task
+from tests.support.spilled import values_of
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -49,6 +50,7 @@ BINARY = (
     "calibration_error",
     "ndcg",
 )
+
 NUMBER = ("rmse", "mae", "r2")
 
 
@@ -308,7 +310,7 @@ def test_evaluate_a_share_of_the_users_reads_their_rows_only(
     rows = np.flatnonzero(np.isin(everyone.users, some.users))
     assert 0 < len(some) < len(everyone)
     assert np.array_equal(everyone.positions[rows], some.positions), "every row of a chosen user"
-    np.testing.assert_allclose(everyone.outputs[rows], some.outputs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values_of(everyone.outputs)[rows], values_of(some.outputs), rtol=1e-5, atol=1e-6)
     evaluation = evaluate(scorer, logs / "log", users=0.5)
     assert (evaluation["users"], evaluation["rows"]) == (0.5, len(some))
     assert main(["evaluate", str(bundle), "--logs", str(logs / "log"), "--users", "0.5"]) == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,23 +15,18 @@ from hypothesis import strategies as st
 from pipelines.evaluation.spilled_columns import SpilledColumns
 from ranking.encoding.batch import Float32
 from ranking.errors import OutputError
+from tests.support.spilled import values_of
 
 
-def spilled(*chunks: Float32) -> SpilledColumns:
-    columns = SpilledColumns(*chunks[0].shape[1:])
+def spilled(*chunks: Float32) -> SpilledColumns[np.float32]:
+    columns = SpilledColumns(np.float32, *chunks[0].shape[1:])
     for chunk in chunks:
         columns.append(chunk)
     return columns
 
 
-def contents(columns: SpilledColumns, *shape: int) -> Float32:
-    """Return the values [rows, ...]."""
-    values = [columns.column(*index) for index in np.ndindex(shape)]
-    return np.stack(values, 1).reshape(len(columns), *shape)
-
-
-def copied(columns: SpilledColumns) -> SpilledColumns:
-    copy: SpilledColumns = pickle.loads(pickle.dumps(columns))
+def copied(columns: SpilledColumns[np.float32]) -> SpilledColumns[np.float32]:
+    copy: SpilledColumns[np.float32] = pickle.loads(pickle.dumps(columns))
     return copy
 
 
@@ -39,21 +34,21 @@ def copied(columns: SpilledColumns) -> SpilledColumns:
 def test_columns_are_those_of_the_appended_rows(chunks: list[int], width: int, depth: int) -> None:
     rows = np.random.default_rng(0).random((sum(chunks), width, depth), np.float32)
     parts = np.split(rows, np.cumsum(chunks)[:-1])
-    assert np.array_equal(contents(spilled(*parts), width, depth), rows)
+    assert np.array_equal(values_of(spilled(*parts)), rows)
     extended = spilled(parts[0])
     for part in parts[1:]:
         extended.extend(spilled(part))
-    assert np.array_equal(contents(extended, width, depth), rows)
-    assert np.array_equal(contents(copied(extended), width, depth), rows)
+    assert np.array_equal(values_of(extended), rows)
+    assert np.array_equal(values_of(copied(extended)), rows)
     order = np.random.default_rng(1).permutation(len(rows))[:5]
-    assert np.array_equal(contents(extended.take(order), width, depth), rows[order])
+    assert np.array_equal(values_of(extended.take(order)), rows[order])
 
 
 def test_rows_can_be_appended_to_a_copy() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
     copy = copied(spilled(rows[:4]))
     copy.append(rows[4:])
-    assert np.array_equal(contents(copy, 2), rows)
+    assert np.array_equal(values_of(copy), rows)
 
 
 def test_columns_are_read_by_several_threads() -> None:
@@ -67,11 +62,15 @@ def test_columns_are_read_by_several_threads() -> None:
 def test_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     with pytest.raises(OutputError, match=r"^/nowhere: cannot be written or read \(.*\); free space, or set TMPDIR"):
-        SpilledColumns(1)
+        SpilledColumns(np.float32, 1)
 
 
 def test_full_disk_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    full: Callable[[], object] = lambda: open("/dev/full", "w+b")  # noqa: E731, SIM115
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: Path("/dev/full").open("w+b"))  # noqa: SIM115
     with pytest.raises(OutputError, match=r"No space left on device\); free space"):
         spilled(np.zeros((10, 2), np.float32))
+
+
+def test_integers_keep_all_digits() -> None:
+    ids = np.array([[2**62 + 1, -(2**62)]])
+    assert SpilledColumns.of(ids).column(0).tolist() == [2**62 + 1]

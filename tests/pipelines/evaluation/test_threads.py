@@ -15,9 +15,7 @@ from tests.support.unit_draws import draw_users, labeled_scores
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(0, MAX_THREADS), (7_000_000, 2), (10**7, 1), (10**9, 1)])
-def test_thread_pool_has_fewer_threads_for_more_rows(
-    rows: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thread_pool_has_fewer_threads_for_more_rows(rows: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     started = []
     monkeypatch.setattr(threads, "ThreadPoolExecutor", lambda count: started.append(count) or _Pool())
