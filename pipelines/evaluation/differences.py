@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from pipelines.config.config import EvaluationConfig
-from ranking.metrics import Array, LabeledScores, UnitDraws, binary_measures, interval, regression_measures
+from ranking.metrics import (
+    BINARY_MEASURES,
+    Array,
+    LabeledScores,
+    UnitDraws,
+    binary_measures,
+    interval,
+    regression_measures,
+)
 from ranking.schema import Task
 
 UPWARD_BIASED = ("calibration_error",)
@@ -26,11 +35,23 @@ positives, its interval excludes 0 for 8 % of the pairs of equally good models.
 
 
 def bootstrap_metrics(
-    task: Task, rows: LabeledScores, draws: UnitDraws, settings: EvaluationConfig
+    task: Task,
+    rows: LabeledScores,
+    draws: UnitDraws,
+    settings: EvaluationConfig,
+    only: Collection[str] = BINARY_MEASURES,
 ) -> dict[str, Array]:
-    """Return each metric of the task's kind in the data and in each bootstrap draw [1 + B]."""
+    """Return each metric of the task's kind in the data and in each bootstrap draw [1 + B].
+
+    Args:
+        task: the task.
+        rows: its rows.
+        draws: bootstrap draws of the units of all rows.
+        settings: evaluation settings.
+        only: metrics of a binary task; those of a regression cost little.
+    """
     if task.kind == "binary":
-        return binary_measures(rows, draws, settings.ndcg_at)
+        return binary_measures(rows, draws, settings.ndcg_at, only)
     return regression_measures(rows, draws)
 
 

@@ -18,6 +18,7 @@ from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.scored_rows import DAY, REQUEST, USER, PredictBaselines, ScoredRows, score_rows
 from pipelines.evaluation.sources import LogRange, Scorer, load_scorer
 from ranking.errors import LogError
+from ranking.free_memory import return_free_memory
 from ranking.model.gate_stats import GateStatistics
 
 
@@ -92,6 +93,7 @@ def predict(
     with joined_columns(reader, source.schema, log_range.features, source.derived) as joined:
         for part in scan_files(reader.with_joined(joined), call, "scoring", engine):
             rows.extend(part)
+            return_free_memory()
     return _predictions(source, log_range, rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,39 +13,69 @@ from ranking.metrics.bootstrap import UnitDraws, interval
 from ranking.metrics.grouped import Groups, in_blocks, request_ndcg, user_auc, user_day_auc
 from ranking.metrics.labeled_scores import Array, Ids, LabeledScores, count_distinct, number_consecutively
 
+BINARY_MEASURES = (
+    "auc",
+    "gauc",
+    "gauc_by_user_day",
+    "logloss",
+    "normalised_entropy",
+    "calibration",
+    "calibration_error",
+    "ndcg",
+)
+SUM_MEASURES = {"logloss", "normalised_entropy", "calibration", "calibration_error"}
 CURVE_BINS = 10
 CLIP = 1e-7
 """Distance from 0 and 1 to which the log loss clips probabilities."""
 
 
-def binary_measures(rows: LabeledScores, draws: UnitDraws, ndcg_at: int = 10) -> dict[str, Array]:
+def binary_measures(
+    rows: LabeledScores, draws: UnitDraws, ndcg_at: int = 10, only: Collection[str] = BINARY_MEASURES
+) -> dict[str, Array]:
     """Compute each measure on the data and on each bootstrap draw [1 + B], NaN where undefined.
 
     Args:
         rows: at least one row.
         draws: bootstrap draws of the sampling units.
         ndcg_at: cutoff k of NDCG@k.
+        only: names of the measures to compute.
     """
-    measures = {"auc": auc_draws(rows, draws)}
+    by_user = draws.units.kind == "user"
+    measures = {name: np.full(len(draws.counts), np.nan) for name in BINARY_MEASURES if name in only}
+    if "auc" in only:
+        measures["auc"] = auc_draws(rows, draws)
     # Mean AUC of the users with both classes, weighted by their rows: Zhu et al. 2017, section 3.2; then of the rows of
     # one user on one day.
-    measures["gauc"] = measures["gauc_by_user_day"] = np.full(len(draws.counts), np.nan)
-    if draws.units.kind == "user":
+    if "gauc" in only and by_user:
         measures["gauc"] = _mean(in_blocks(user_auc, rows), draws)
-        if rows.days is not None:
-            measures["gauc_by_user_day"] = _mean(in_blocks(user_day_auc, rows), draws)
-    count, positives, predicted, loss, *gaps = draws.sums(rows.units, _columns(rows))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # Mean cross-entropy in nats.
-        measures["logloss"] = loss / count
-        # Log loss divided by that of the base rate: He et al. 2014, equation 1
-        measures["normalised_entropy"] = loss / count / _entropy(positives / count)
-        # Mean prediction divided by the base rate: He et al. 2014, section 3
-        measures["calibration"] = predicted / positives
-        # Mean |observed − predicted| of the curve's bins, weighted by rows: Naeini et al. 2015; bins: Nixon et al. 2019
-        measures["calibration_error"] = np.abs(gaps).sum(0) / count
-    measures["ndcg"] = _mean(in_blocks(partial(request_ndcg, at=ndcg_at), rows), draws)
+    if "gauc_by_user_day" in only and by_user and rows.days is not None:
+        measures["gauc_by_user_day"] = _mean(in_blocks(user_day_auc, rows), draws)
+    if "ndcg" in only:
+        measures["ndcg"] = _mean(in_blocks(partial(request_ndcg, at=ndcg_at), rows), draws)
+    measures |= {name: values for name, values in _sum_measures(rows, draws, only).items() if name in only}
     return {name: np.where(np.isfinite(values), values, np.nan) for name, values in measures.items()}
+
+
+def _sum_measures(rows: LabeledScores, draws: UnitDraws, only: Collection[str]) -> dict[str, Array]:
+    """Compute the measures that are ratios of sums over the rows; the calibration error only if it is requested."""
+    if not SUM_MEASURES.intersection(only):
+        return {}
+    with_bins = "calibration_error" in only
+    count, positives, predicted, loss, *gaps = draws.sums(rows.units, _columns(rows, with_bins=with_bins))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        measures = {
+            # Mean cross-entropy in nats.
+            "logloss": loss / count,
+            # Log loss divided by that of the base rate: He et al. 2014, equation 1
+            "normalised_entropy": loss / count / _entropy(positives / count),
+            # Mean prediction divided by the base rate: He et al. 2014, section 3
+            "calibration": predicted / positives,
+        }
+        if with_bins:
+            # Mean |observed − predicted| of the curve's bins, weighted by rows: Naeini et al. 2015; bins: Nixon et al.
+            # 2019
+            measures["calibration_error"] = np.abs(gaps).sum(0) / count
+    return measures
 
 
 def calibration_curve(rows: LabeledScores, draws: UnitDraws) -> list[dict[str, Any]]:
@@ -131,10 +161,10 @@ def _mean(groups: Groups, draws: UnitDraws) -> Array:
         return draws.without_draws_if_single(sums / weights, groups.units)
 
 
-def _columns(rows: LabeledScores) -> Iterator[Array]:
+def _columns(rows: LabeledScores, *, with_bins: bool) -> Iterator[Array]:
     """Yield the columns whose sums the measures need, one at a time, which bounds the memory.
 
-    These are 1, label, prediction, loss, and for each bin of the calibration error label − prediction.
+    These are 1, label, prediction, loss, and with bins label − prediction for each bin of the calibration error.
     """
     yield np.ones(len(rows))
     yield rows.labels
@@ -142,7 +172,8 @@ def _columns(rows: LabeledScores) -> Iterator[Array]:
     p = np.clip(rows.predictions, CLIP, 1 - CLIP)
     yield -np.where(rows.labels == 1, np.log(p), np.log1p(-p))
     del p
-    yield from _by_bin(rows.labels - rows.predictions, quantile_bins(rows.predictions))
+    if with_bins:
+        yield from _by_bin(rows.labels - rows.predictions, quantile_bins(rows.predictions))
 
 
 def _by_bin(values: Array, bins: Ids) -> Iterator[Array]:

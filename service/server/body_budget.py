@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from collections import OrderedDict
 from collections.abc import Callable
 
 from prometheus_client import Gauge
 
+from ranking.free_memory import return_free_memory
 from service.server.pacing import Pacer
 from service.server.parsed_bodies import ParsedBodies
 
@@ -126,11 +126,9 @@ class BodyBudget:
         return None
 
     def _return_memory(self) -> None:
-        """Return free memory to the system in another thread; not every C library has a function for this."""
+        """Return free memory to the system in another thread."""
         self._trim_timer, self._peak = None, self.held
-        trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            asyncio.get_running_loop().run_in_executor(None, trim, 0)
+        asyncio.get_running_loop().run_in_executor(None, return_free_memory)
 
 
 class BodyLease:

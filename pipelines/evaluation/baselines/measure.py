@@ -66,7 +66,8 @@ def _measure_task(
         return {}
     assert predictions.baselines is not None
     rows = predictions.task_rows(task, draws, has_label)
-    values = bootstrap_metrics(definition, rows, draws, settings)
+    shown = HEADLINE_METRICS[definition.kind]
+    values = bootstrap_metrics(definition, rows, draws, settings, shown)
     units = interval_units(rows, binary=definition.kind == "binary")
     result: dict[str, Any] = {}
     for position, name in enumerate(baselines.names):
@@ -74,9 +75,9 @@ def _measure_task(
             result[name] = {"omitted": baselines.omitted[name, definition.name]}
             continue
         outputs = predictions.baselines.column(position, baseline_task)[has_label].astype(np.float64)
-        others = bootstrap_metrics(definition, replace(rows, predictions=outputs), draws, settings)
+        others = bootstrap_metrics(definition, replace(rows, predictions=outputs), draws, settings, shown)
         metrics = {}
-        for metric in HEADLINE_METRICS[definition.kind]:
+        for metric in shown:
             entry = metric_difference(metric, others[metric], values[metric], units)
             better = {"a": "baseline", "b": "model", None: None}[entry["better"]]
             metrics[metric] = {
