@@ -87,5 +87,6 @@ def temporary_file_errors(folder: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = f"{folder or tempfile.gettempdir()}: cannot be written or read ({os_error_text(error)})"
+        name = folder or tempfile.tempdir or "the folder for temporary files"  # tempdir is None if there is no folder
+        reason = f"{name}: cannot be written or read ({os_error_text(error)})"
         raise OutputError(f"{reason}; free space, or set TMPDIR to a folder that all workers see") from None

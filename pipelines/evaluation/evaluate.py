@@ -133,25 +133,28 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
     if absent:
         slices[ABSENT] = {owner: {"rows": len(predictions), "tasks": {}} for owner in absent}
 
+    has_label = [predictions.has_label(i) for i in range(len(predictions.tasks))]
+
     def metrics(
         i: int, rows: Ids | None = None, of: Predictions = predictions, *, calibrated: bool = True
     ) -> dict[str, Any]:
-        has_label = of.has_label(i)
-        chosen = has_label if rows is None else rows[has_label[rows]]
+        chosen = has_label[i] if rows is None else rows[has_label[i][rows]]
         return compute_metrics(of.tasks[i], of.task_rows(i, draws, chosen, calibrated=calibrated), draws, settings)
 
     def curve(i: int, *, calibrated: bool = True) -> list[dict[str, Any]]:
-        task_rows = predictions.task_rows(i, draws, predictions.has_label(i), calibrated=calibrated)
+        task_rows = predictions.task_rows(i, draws, has_label[i], calibrated=calibrated)
         return calibration_curve(task_rows, draws)
 
     with thread_pool(len(predictions)) as pool:
         for i, task in enumerate(predictions.tasks):
             tasks[task.name] = pool.submit(metrics, i)
-            if task.kind == "binary" and predictions.has_label(i).any():
+            has_curve = task.kind == "binary" and has_label[i].any()
+            if has_curve:
                 curves[task.name] = pool.submit(curve, i)
             if task.name in predictions.calibration.tasks:
                 uncalibrated[task.name] = pool.submit(metrics, i, calibrated=False)
-                uncalibrated_curves[task.name] = pool.submit(curve, i, calibrated=False)
+                if has_curve:
+                    uncalibrated_curves[task.name] = pool.submit(curve, i, calibrated=False)
             for name, values in groups.items():
                 for value, rows in values.items():
                     slices[name][value]["tasks"][task.name] = pool.submit(metrics, i, rows)

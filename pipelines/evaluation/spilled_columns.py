@@ -6,6 +6,7 @@ times their size.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -39,7 +40,8 @@ class SpilledColumns(Generic[Number]):
     def __init__(self, dtype: type[Number], *shape: int) -> None:
         self._dtype, self.shape, self._chunks = np.dtype(dtype), shape, list[int]()
         with temporary_file_errors():
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (it is closed with this object)
+            # Without a buffer, whose content would be written again when a full file is closed.
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it is closed with this object)
 
     @classmethod
     def of(cls, values: npt.NDArray[Number]) -> SpilledColumns[Number]:
@@ -110,11 +112,18 @@ class SpilledColumns(Generic[Number]):
             start += rows * self._row_bytes
 
     def _write(self, content: bytes) -> None:
+        rest = memoryview(content)
         with temporary_file_errors():
-            self._file.write(content)
-            self._file.flush()
+            while rest:
+                rest = rest[self._file.write(rest) :]
 
     def _read(self, start: int, size: int) -> bytes:
         """Return a part of the file; unlike ``read`` of the file, without a position that threads would share."""
+        content = b""
         with temporary_file_errors():
-            return os.pread(self._file.fileno(), size, start)
+            while len(content) < size:
+                part = os.pread(self._file.fileno(), size - len(content), start + len(content))
+                if not part:
+                    raise OSError(errno.EIO, "the file was truncated")
+                content = content + part if content else part
+        return content

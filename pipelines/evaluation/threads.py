@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 MAX_THREADS = 4
-ROW_BYTES = 70
-"""Bytes that a thread holds for each row of a task."""
+ROW_BYTES = 110
+"""Bytes that a thread holds for each row of a task, if some rows have no label; else a third less."""
 MAX_BYTES = 1_000_000_000
 """Bytes that the threads hold together, unless one thread needs more."""
 

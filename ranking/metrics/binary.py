@@ -47,11 +47,11 @@ def binary_measures(
     # Mean AUC of the users with both classes, weighted by their rows: Zhu et al. 2017, section 3.2; then of the rows of
     # one user on one day.
     if "gauc" in only and by_user:
-        measures["gauc"] = _mean(in_blocks(user_auc, rows), draws)
+        measures["gauc"] = _mean(in_blocks(user_auc, rows, rows.users), draws)
     if "gauc_by_user_day" in only and by_user and rows.days is not None:
-        measures["gauc_by_user_day"] = _mean(in_blocks(user_day_auc, rows), draws)
-    if "ndcg" in only:
-        measures["ndcg"] = _mean(in_blocks(partial(request_ndcg, at=ndcg_at), rows), draws)
+        measures["gauc_by_user_day"] = _mean(in_blocks(user_day_auc, rows, rows.users), draws)
+    if "ndcg" in only and rows.requests is not None:
+        measures["ndcg"] = _mean(in_blocks(partial(request_ndcg, at=ndcg_at), rows, rows.users + rows.requests), draws)
     measures |= {name: values for name, values in _sum_measures(rows, draws, only).items() if name in only}
     return {name: np.where(np.isfinite(values), values, np.nan) for name, values in measures.items()}
 

@@ -28,17 +28,18 @@ BLOCK_ROWS = 1 << 20
 """Rows that are sorted at a time, which bounds the memory."""
 
 
-def in_blocks(measure: Callable[[LabeledScores], Groups], rows: LabeledScores) -> Groups:
-    """Compute a measure within groups for about ``BLOCK_ROWS`` rows at a time: all rows of some units.
+def in_blocks(measure: Callable[[LabeledScores], Groups], rows: LabeledScores, keys: Ids) -> Groups:
+    """Compute a measure within groups for about ``BLOCK_ROWS`` rows at a time: all rows of some keys.
 
     Args:
         measure: returns the groups of some rows.
         rows: at least one row.
+        keys: hash of each row, equal for all rows of a group [rows].
     """
     blocks = -(-len(rows) // BLOCK_ROWS)
     if blocks == 1:
         return measure(rows)
-    block = (rows.units % blocks).astype(np.min_scalar_type(blocks))
+    block = (keys % blocks).astype(np.min_scalar_type(blocks))
     parts = [measure(rows.take(np.flatnonzero(block == number))) for number in np.unique(block)]
     return Groups(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
@@ -89,9 +90,10 @@ def request_ndcg(rows: LabeledScores, at: int) -> Groups:
         The requests with a positive, each of weight 1.
     """
     requests = rows.requests
-    if requests is None or not requests.any():
-        return Groups(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+    assert requests is not None
     known = np.flatnonzero(requests)  # Rows with a known request.
+    if not len(known):
+        return Groups(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     order = known[np.lexsort((-rows.predictions[known], requests[known], rows.users[known]))]
     user, request, label = rows.users[order], requests[order], rows.labels[order]
     starts = starts_of_runs(user, request)

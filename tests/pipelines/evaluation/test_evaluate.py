@@ -193,6 +193,14 @@ def test_evaluation_of_a_calibrated_task_includes_uncalibrated_metrics(make_pred
     assert result["uncalibrated_curves"]["click"] == plain["calibration_curves"]["click"]
 
 
+def test_evaluation_of_a_calibrated_task_without_labels_has_no_curves(make_predictions: MakePredictions) -> None:
+    calibration = Calibration({"click": Platt(slope=0.5, shift=0.3)})
+    predictions = make_predictions([CLICK], [[NAN]] * 3, [[0.2], [0.4], [0.6]], calibration=calibration)
+    result = evaluate_predictions(predictions, EvaluationConfig(bootstrap=3))
+    assert result["tasks"]["click"] == result["uncalibrated"]["click"] == {"rows": 0}
+    assert result["calibration_curves"] == result["uncalibrated_curves"] == {}
+
+
 @pytest.fixture(scope="module")
 def day(logs: Path) -> Path:
     """Return the files of the test split as a separate log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +67,7 @@ def test_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_full_disk_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: Path("/dev/full").open("w+b"))  # noqa: SIM115
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("w+b", buffering=0))  # noqa: SIM115
     with pytest.raises(OutputError, match=r"No space left on device\); free space"):
         spilled(np.zeros((10, 2), np.float32))
 
@@ -74,3 +75,24 @@ def test_full_disk_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_integers_keep_all_digits() -> None:
     ids = np.array([[2**62 + 1, -(2**62)]])
     assert SpilledColumns.of(ids).column(0).tolist() == [2**62 + 1]
+
+
+def test_system_without_a_folder_for_temporary_files_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    with pytest.raises(
+        OutputError, match=r"^the folder for temporary files: cannot be .*; free space"
+    ):
+        SpilledColumns(np.float32, 1)
+
+
+def test_file_that_is_read_in_parts_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call of the system reads and writes at most 2 GiB."""
+    read = os.pread
+    rows = np.arange(40, dtype=np.float32).reshape(20, 2)
+    columns = spilled(rows)
+    monkeypatch.setattr(os, "pread", lambda file, size, start: read(file, min(size, 12), start))
+    assert np.array_equal(values_of(copied(columns)), rows)
+    monkeypatch.setattr(os, "pread", lambda *_: b"")
+    with pytest.raises(OutputError, match="truncated"):
+        columns.column(0)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import tracemalloc
+from typing import Literal
 
 import numpy as np
 import pytest
 
+from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation import threads
+from pipelines.evaluation.evaluate import compute_metrics
+from pipelines.evaluation.predictions import Predictions
+from pipelines.evaluation.spilled_columns import SpilledColumns
 from pipelines.evaluation.threads import MAX_BYTES, MAX_THREADS, ROW_BYTES, results_of, thread_pool
-from ranking.metrics import binary_measures, bootstrap, calibration_curve, grouped
-from tests.support.unit_draws import draw_users, labeled_scores
+from ranking.frozen.calibration import Calibration
+from ranking.metrics import UnitDraws, bootstrap, calibration_curve, grouped
+from ranking.model.gate_stats import GateStatistics
+from ranking.schema import Task
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(0, MAX_THREADS), (7_000_000, 2), (10**7, 1), (10**9, 1)])
+@pytest.mark.parametrize(("rows", "expected"), [(0, MAX_THREADS), (4_000_000, 2), (10**7, 1), (10**9, 1)])
 def test_thread_pool_has_fewer_threads_for_more_rows(rows: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     started = []
@@ -36,21 +43,39 @@ def test_results_of_keeps_the_structure() -> None:
     assert results_of(data) == {"a": {"b": 3}, "c": [1]}
 
 
-def test_measures_of_a_task_hold_at_most_row_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["binary", "regression"])
+@pytest.mark.parametrize("missing", [0, 1, 40_000])
+def test_measures_of_a_task_hold_at_most_row_bytes(
+    kind: Literal["binary", "regression"], missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The constant part, blocks of groups and rows, is small here, so that the part per row shows."""
     monkeypatch.setattr(grouped, "BLOCK_ROWS", 1 << 14)
     monkeypatch.setattr(bootstrap, "BLOCK", 1 << 10)
     rows, random = 400_000, np.random.default_rng(0)
-    draws = draw_users(random.integers(20_000, size=rows), 10)
+    labels = (random.random((rows, 1)) < 0.2).astype(np.float32)
+    labels[:missing] = np.nan
+    task = Task(name="click", kind=kind)
+    predictions = Predictions(
+        (task,),
+        SpilledColumns.of(labels),
+        SpilledColumns.of(random.random((rows, 1), np.float32)),
+        Calibration(),
+        random.integers(1, 20_000, rows),
+        random.integers(9, size=rows),
+        np.arange(rows) // 10 + 1,
+        (),
+        ("part-0",),
+        np.arange(rows),
+        GateStatistics((task,), num_experts=1),
+    )
+    settings = EvaluationConfig(bootstrap=10)
+    draws = UnitDraws(predictions.units, settings.bootstrap)
     tracemalloc.start()
     try:
-        before = tracemalloc.get_traced_memory()[0]
-        requests, days = np.arange(rows) // 10, random.integers(9, size=rows)
-        task = labeled_scores(random.random(rows) < 0.2, random.random(rows), draws, requests, days)
-        of_all_tasks = requests.nbytes + days.nbytes
-        binary_measures(task, draws)
-        calibration_curve(task, draws)
-        peak = tracemalloc.get_traced_memory()[1] - before - of_all_tasks
+        compute_metrics(task, predictions.task_rows(0, draws, predictions.has_label(0)), draws, settings)
+        if kind == "binary":
+            calibration_curve(predictions.task_rows(0, draws, predictions.has_label(0)), draws)
+        peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak <= ROW_BYTES * rows

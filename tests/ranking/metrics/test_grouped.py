@@ -195,3 +195,17 @@ def test_measures_in_blocks_equal_those_of_all_rows(sampled_rows: list[Any]) -> 
         blocks = compute_measures(users, labels, scores, requests, draws=5, days=requests)
     for name, values in whole.items():
         np.testing.assert_allclose(blocks[name], values, rtol=1e-12, err_msg=name)
+
+
+def test_ndcg_in_blocks_of_a_placeholder_request_without_users_equals_that_of_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each row is a unit of its own, but all rows of one request id are one request."""
+    random = np.random.default_rng(0)
+    requests = np.where(random.random(300) < 0.6, 7, random.integers(1, 40, 300))
+    draws = UnitDraws(SamplingUnits.of(np.zeros(300, np.int64), requests), 5)
+    assert draws.units.count > 180
+    rows = labeled_scores(random.random(300) < 0.3, random.random(300), draws, requests)
+    whole = binary_measures(rows, draws)["ndcg"]
+    monkeypatch.setattr(grouped, "BLOCK_ROWS", 20)
+    np.testing.assert_allclose(binary_measures(rows, draws)["ndcg"], whole, rtol=1e-12)
