@@ -80,9 +80,7 @@ def test_integers_keep_all_digits() -> None:
 def test_system_without_a_folder_for_temporary_files_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
-    with pytest.raises(
-        OutputError, match=r"^the folder for temporary files: cannot be .*; free space"
-    ):
+    with pytest.raises(OutputError, match=r"^the folder for temporary files: cannot be .*; free space"):
         SpilledColumns(np.float32, 1)
 
 
