@@ -31,6 +31,7 @@ from pipelines.evaluation.differences import bootstrap_metrics
 from pipelines.evaluation.predict import predict
 from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import LogRange, bundle_scorer
+from pipelines.evaluation.spilled_columns import SpilledColumns
 from pipelines.jobs.daily import RECORD, daily
 from ranking.artifacts import bundle, repository
 from ranking.errors import QualityGateError
@@ -128,17 +129,29 @@ def score(config: Config, repo: Path, versions: Mapping[date, int], cache: Colum
         start = datetime.combine(day, config.logs.test_from.timetz())
         rows = LogRange(config.logs.path, TimeRange(start, start + timedelta(days=1)), cache.columns(config, ranker))
         part = predict(bundle_scorer(ranker, f"version {version}"), rows)
-        outputs = part.calibration(part.outputs, [task.name for task in part.tasks])
-        parts.append(replace(part, outputs=outputs.astype(np.float32), calibration=Calibration()))
+        names = [task.name for task in part.tasks]
+        outputs = part.calibration(np.stack([part.outputs.column(i) for i in range(len(names))], 1), names)
+        calibrated = SpilledColumns.of(outputs.astype(np.float32))
+        parts.append(replace(part, outputs=calibrated, calibration=Calibration()))
     return parts
 
 
 def concatenated(parts: Sequence[Predictions]) -> Predictions:
     """Return the predictions of all days as one, without slices, requests and positions."""
-    arrays = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "outputs", "users", "days")
-    }
-    return replace(parts[0], **arrays, requests=None, slices=(), positions=np.zeros(0, np.int64))
+    labels, outputs = (SpilledColumns(np.float32, len(parts[0].tasks)) for _ in range(2))
+    for part in parts:
+        labels.extend(part.labels)
+        outputs.extend(part.outputs)
+    return replace(
+        parts[0],
+        labels=labels,
+        outputs=outputs,
+        users=np.concatenate([part.users for part in parts]),
+        days=np.concatenate([part.days for part in parts]),
+        requests=None,
+        slices=(),
+        positions=np.zeros(0, np.int64),
+    )
 
 
 def measured(predictions: Predictions, draws: UnitDraws, config: Config) -> Metrics:
