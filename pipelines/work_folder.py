@@ -87,6 +87,7 @@ def temporary_file_errors(folder: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = folder or tempfile.tempdir or "the folder for temporary files"  # tempdir is None if there is no folder
+        # tempdir is None until a usable folder is found.
+        name = folder or tempfile.tempdir or "the folder for temporary files"
         reason = f"{name}: cannot be written or read ({os_error_text(error)})"
         raise OutputError(f"{reason}; free space, or set TMPDIR to a folder that all workers see") from None

@@ -98,9 +98,9 @@ def evaluate(
     fitted = fit_baselines(source) if baselines else None
     predict_baselines = fitted.predict if isinstance(fitted, Baselines) else None
     predictions = predict(source, log_range, settings.slices, predict_baselines, engine)
-    evaluation = evaluate_predictions(predictions, settings)
+    draws = UnitDraws(predictions.units, settings.bootstrap)
+    evaluation = evaluate_predictions(predictions, settings, draws)
     if fitted is not None:
-        draws = UnitDraws(predictions.units, settings.bootstrap)
         evaluation["baselines"] = measure_baselines(predictions, fitted, draws, settings)
     try:
         gates = None if source.selection is None else gate_metrics(predictions.gates, source.selection)
@@ -113,13 +113,15 @@ def evaluate(
     return {**evaluation, "gates": gates}
 
 
-def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -> dict[str, Any]:
+def evaluate_predictions(
+    predictions: Predictions, settings: EvaluationConfig, draws: UnitDraws | None = None
+) -> dict[str, Any]:
     """Return the content of ``evaluation.json`` without the gate metrics; docs/evaluation.md defines every metric.
 
     An undefined metric (only one class, no label) is None. ``uncalibrated`` and ``uncalibrated_curves`` are present
-    only if a task is calibrated.
+    only if a task is calibrated. ``draws`` are the bootstrap draws of all rows, if there are any already.
     """
-    draws = UnitDraws(predictions.units, settings.bootstrap)
+    draws = UnitDraws(predictions.units, settings.bootstrap) if draws is None else draws
     groups = {row_slice.name: row_slice.groups() for row_slice in predictions.slices}
     absent = {owner: replace(predictions, outputs=outputs) for owner, outputs in predictions.without_row.items()}
     tasks: dict[str, Any] = {}

@@ -11,10 +11,11 @@ from ranking.metrics.labeled_scores import Array, Ids, LabeledScores, starts_of_
 
 
 class Groups(NamedTuple):
-    """A measure within groups of rows, all of one sampling unit; only groups in which it is defined.
+    """A measure within groups of rows; only groups in which it is defined.
 
     Attributes:
-        units: sampling unit of each group, as ``UnitDraws.codes`` numbers them [groups].
+        units: sampling unit of the first row of each group, and usually of all of its rows, as ``UnitDraws.codes``
+            numbers them [groups].
         values: the measure [groups].
         weights: weight of each group in the mean of the measure [groups].
     """

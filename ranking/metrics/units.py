@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ranking.metrics.labeled_scores import Ids
+from ranking.metrics.labeled_scores import Ids, number_consecutively
 
 UnitKind = Literal["user", "request", "row"]
 KINDS: tuple[UnitKind, ...] = ("user", "request", "row")
@@ -59,8 +59,8 @@ class SamplingUnits:
 
     def take(self, rows: Ids) -> SamplingUnits:
         """Return the units of the rows at these indices, in their order, numbered from 0."""
-        distinct, codes = np.unique(self.codes[rows], return_inverse=True)
-        return SamplingUnits(self.kind, codes, len(distinct), self.users[rows], self.has_placeholder)
+        codes, present = number_consecutively(self.codes[rows], self.count)
+        return SamplingUnits(self.kind, codes, len(present), self.users[rows], self.has_placeholder)
 
 
 def _known_ids(ids: Ids) -> Ids:
