@@ -108,6 +108,7 @@ def to_probabilities(outputs: Floats, tasks: Sequence[Task]) -> npt.NDArray[np.f
     """
     scores = outputs.astype(np.float64)
     binary = [task.kind == "binary" for task in tasks]
+    columns = slice(None) if all(binary) else np.flatnonzero(binary)  # a slice, the usual case, is much cheaper
     with np.errstate(over="ignore"):  # exp overflows where the probability is 0.
-        scores[:, binary] = 1.0 / (1.0 + np.exp(-scores[:, binary]))
+        scores[:, columns] = 1.0 / (1.0 + np.exp(-scores[:, columns]))
     return scores

@@ -176,8 +176,8 @@ class FrozenRanker:
 
         The weights are those of the objective for these tasks if one is not 0, else 1 for the first task.
         """
-        weights = np.array([self.objective.get(task.name, 0.0) for task in tasks])
-        return weights if weights.any() else np.eye(1, len(tasks))[0]
+        weights = [self.objective.get(task.name, 0.0) for task in tasks]
+        return np.array(weights if any(weights) else [1.0] + [0.0] * (len(tasks) - 1))
 
     def _require_columns(self, names: Sequence[str]) -> None:
         """Check that each feature has a column, in the rows or in a table of its owner.
@@ -314,9 +314,9 @@ class FrozenRanker:
         for name in names:
             if name not in known:
                 raise InvalidInputError("tasks", f"unknown task '{name}': choose from {', '.join(known)}")
-        for i, name in enumerate(names):
-            if name in names[:i]:
-                raise InvalidInputError("tasks", f"task '{name}' is repeated")
+        if len(set(names)) < len(names):
+            repeated = next(name for i, name in enumerate(names) if name in names[:i])
+            raise InvalidInputError("tasks", f"task '{repeated}' is repeated")
         return [known[name] for name in names]
 
 

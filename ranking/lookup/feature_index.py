@@ -146,9 +146,10 @@ class FeatureIndex:
     def take(self, rows: RowArray) -> EncodedBatch:
         """Return the encoded features of these rows [n]; row −1 is encoded like a row of nulls."""
         records = self._rows.take(rows)
+        starts, lengths = records["starts"], records["lengths"]
         return EncodedBatch(
             records["ids"].astype(np.int64),
-            tuple(self._lists(records["starts"][:, i], records["lengths"][:, i]) for i in range(len(self.schema.bags))),
+            tuple(self._lists(starts[:, i], lengths[:, i]) for i in range(starts.shape[1])),
             records["dense"].copy(),
             records["missing"].copy(),
         )

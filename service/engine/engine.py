@@ -156,7 +156,7 @@ class Engine:
         finally:
             self._metrics.queue_rows.dec(len(features))
         scored = RequestScores.concat(parts)
-        scores = scored.scores[:, [tasks.index(task) for task in requested]]
+        scores = scored.scores.take([tasks.index(task) for task in requested], 1)
         return sort_candidates(prepared, scores, scored.missing, scored.trace)
 
     def close(self) -> None:

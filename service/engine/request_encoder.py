@@ -58,7 +58,9 @@ class MissingFeatures:
 
     def take(self, rows: npt.NDArray[np.int64]) -> MissingFeatures:
         """Select candidates by position, in the given order."""
-        return replace(self, items=self.items.take(rows, 0))
+        return MissingFeatures(
+            self.names, self.shared_indices, self.item_indices, self.shared, self.items.take(rows, 0)
+        )
 
     @staticmethod
     def concat(parts: Sequence[MissingFeatures]) -> MissingFeatures:
@@ -77,16 +79,19 @@ class MissingFeatures:
         mask = self.mask()
         return {self.names[i]: np.flatnonzero(mask[:, i]) for i in np.flatnonzero(mask.any(0)).tolist()}
 
-    def patterns(self) -> tuple[list[list[str]], list[int]]:
-        """Return the distinct sets of missing features, and the index of the set of each candidate."""
-        if not self.items.any():
-            shared = [self.names[index] for index in np.array(self.shared_indices, np.int64)[self.shared].tolist()]
-            return [shared], [0] * len(self.items)
-        width, cells = len(self.names), self.mask().tobytes()
-        rows = [cells[start : start + width] for start in range(0, len(cells), width)]
-        pattern_index = {pattern: i for i, pattern in enumerate(dict.fromkeys(rows))}
-        names = [list(compress(self.names, pattern)) for pattern in pattern_index]
-        return names, [pattern_index[row] for row in rows]
+    def patterns(self) -> tuple[dict[bytes, list[str]], list[bytes]]:
+        """Return the missing features by pattern of missing item features, and the pattern of each candidate."""
+        shared = list(compress(self.shared_indices, self.shared.tolist()))
+        if np.count_nonzero(self.items):
+            rows = np.ascontiguousarray(self.items).view(np.dtype((np.void, len(self.item_indices))))
+            patterns: list[bytes] = rows[:, 0].tolist()
+        else:
+            patterns = [b""] * len(self.items)
+        names = {
+            pattern: [self.names[i] for i in sorted([*shared, *compress(self.item_indices, pattern)])]
+            for pattern in dict.fromkeys(patterns)
+        }
+        return names, patterns
 
 
 class MissingColumns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -136,13 +137,13 @@ def sort_candidates(
         ScoringError: a score is not finite, so that the candidates have no order.
     """
     total = scores.astype(np.float64) @ prepared.weights
-    if not np.isfinite(total).all():  # Weights are bounded and finite, so the product has each score that is not.
+    if not math.isfinite(total.sum()):  # Weights are bounded and finite, so only a score can make it infinite or NaN.
         invalid = ~np.isfinite(scores)
         row, column = np.argwhere(invalid)[0].tolist()
         reason = f"task '{prepared.tasks[column]}' of candidate {row} has the score {scores[row, column]}"
         raise ScoringError(f"{reason}, which is not finite")
     best = np.argsort(-total, kind="stable")[: prepared.top_n]
-    return RankResult(prepared, best, total[best], scores[best], missing.take(best), trace)
+    return RankResult(prepared, best, total.take(best), scores.take(best, 0), missing.take(best), trace)
 
 
 def objective_weights(

@@ -115,6 +115,6 @@ def _ids(ids: Values) -> tuple[bytes, list[bytes]]:
 
 def _missing(missing: MissingFeatures) -> list[bytes]:
     """Return the JSON list of missing features of each candidate."""
-    patterns, indices = missing.patterns()
-    texts = list(map(orjson.dumps, patterns))
-    return [texts[i] for i in indices]
+    names, patterns = missing.patterns()
+    texts = {pattern: orjson.dumps(features) for pattern, features in names.items()}
+    return [texts[pattern] for pattern in patterns]

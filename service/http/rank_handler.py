@@ -90,13 +90,14 @@ class RankHandler:
         lease: BodyLease = http.scope["state"][LEASE]
         await lease.start_parsing(len(body) if body_format == ARROW else json_size(body))
         try:
-            return await self._rank(http, routing, body_format, accept_format, lease, trial=trial)
+            return await self._rank(http, body, routing, body_format, accept_format, lease, trial=trial)
         finally:
             lease.end_parsing()
 
     async def _rank(
         self,
         http: Request,
+        body: bytes,
         routing: ModelRouting,
         body_format: str,
         accept_format: str,
@@ -104,7 +105,7 @@ class RankHandler:
         *,
         trial: bool,
     ) -> Response:
-        model, body = routing.current, await http.body()
+        model = routing.current
         timer: StageTimer = http.state.timer
         request_info: dict[str, Any] = http.state.request_info
         request = decode_request(body, body_format, model, self._settings)

@@ -86,21 +86,21 @@ class User(_Message):
     """The user that the candidates are ranked for; features that are left out are looked up by id."""
 
     id: Id | None = None
-    features: Features = {}
+    features: Features = Field(default_factory=dict)
 
 
 class Item(_Message):
     """One candidate; features that are left out are looked up by id."""
 
     id: Id
-    features: Features = {}
+    features: Features = Field(default_factory=dict)
 
 
 class ItemColumns(_Message):
     """Candidates by column, which is cheaper to parse than a list of items; every list is as long as ``id``."""
 
     id: list[Id]
-    features: dict[str, list[Value]] = {}
+    features: dict[str, list[Value]] = Field(default_factory=dict)
 
 
 def _items_layout(items: Any) -> str:
@@ -111,8 +111,8 @@ class RankOptions(_Message):
     """A request without its candidates; in an Arrow stream, JSON in the schema metadata under ``request``."""
 
     request_id: Annotated[str, Field(max_length=256)] | None = None
-    user: User = User()
-    context: Features = {}
+    user: User = Field(default_factory=User)
+    context: Features = Field(default_factory=dict)
     time: Annotated[Annotated[Time, AfterValidator(_check_year)] | None, Field(description=TIME)] = None
     tasks: Annotated[Annotated[list[str], Field(min_length=1)] | None, Field(description=TASKS)] = None
     objective: Annotated[Annotated[Objective, Field(min_length=1)] | None, Field(description=OBJECTIVE)] = None

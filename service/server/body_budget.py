@@ -139,18 +139,19 @@ class BodyLease:
 
     Attributes:
         size: Number of bytes that the request holds.
+        is_complete: Whether the whole body has arrived.
         rejected: Whether the budget has rejected the body.
         on_reject: Called when the budget rejects the body.
     """
 
-    __slots__ = ("_arriving", "_budget", "_parsed_size", "_released", "on_reject", "rejected", "size")
+    __slots__ = ("_arriving", "_budget", "_parsed_size", "_released", "is_complete", "on_reject", "rejected", "size")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.on_reject: Callable[[], None] | None = None
         self._arriving = self._released = False
         self.size = self._parsed_size = 0
-        self.rejected = False
+        self.is_complete = self.rejected = False
 
     def add(self, size: int) -> bool:
         """Count bytes that have arrived; return False if they must be discarded because the body is rejected."""
@@ -175,9 +176,8 @@ class BodyLease:
 
     def complete(self) -> None:
         """Record that the whole body has arrived."""
-        if self._arriving:
-            self._arriving = False
-            self._budget.end_arrival(self)
+        self.is_complete = True
+        self._end_arrival()
 
     def reject(self) -> None:
         """Give the bytes back, because the body does not fit into the budget or others need its room."""
@@ -191,7 +191,7 @@ class BodyLease:
         if not self._released:
             self._released = True
             self.on_reject = None  # it refers to the request, which refers to this object
-            self.complete()
+            self._end_arrival()
             self._budget.change(-self.size, arriving=False)
             self.size = 0
 
@@ -219,3 +219,8 @@ class BodyLease:
         """Stop counting the parsed form."""
         self._budget.parsed.change(-self._parsed_size)
         self._parsed_size = 0
+
+    def _end_arrival(self) -> None:
+        if self._arriving:
+            self._arriving = False
+            self._budget.end_arrival(self)

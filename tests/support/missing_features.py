@@ -7,5 +7,5 @@ from service.engine.request_encoder import MissingFeatures
 
 def by_candidate(missing: MissingFeatures) -> list[list[str]]:
     """Names of the features that each candidate lacks."""
-    names, which = missing.patterns()
-    return [names[i] for i in which]
+    names, patterns = missing.patterns()
+    return [names[pattern] for pattern in patterns]

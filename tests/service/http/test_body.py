@@ -68,3 +68,19 @@ def test_slow_client_is_rejected_with_408_in_spite_of_pauses(gauge: Gauge) -> No
     with pytest.raises(Problem) as problem:
         asyncio.run(run())
     assert problem.value.status == 408
+
+
+def test_body_that_has_arrived_is_read_after_the_limit(gauge: Gauge) -> None:
+    """The client was in time: a busy event loop may have delayed the request."""
+    messages = parts(1)
+
+    async def receive() -> Message:
+        await asyncio.sleep(0.01)
+        return next(messages)
+
+    async def run() -> bytes:
+        lease = BodyLease(BodyBudget(1_000_000, gauge))
+        lease.complete()
+        return await receive_all(limit_body(receive, {}, lease, 1_000, 0.0))
+
+    assert asyncio.run(run()) == b"x"
