@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from benchmarks.counters.metrics import Metrics, mean, table, without_derived
+from benchmarks.counters.metrics import Metrics, mean, table, without_counters
 from pipelines.config.config import Config, load_config
 from pipelines.counters.columns import definition, write_joined_columns
 from pipelines.data.reader import LogReader
@@ -102,7 +102,7 @@ class ColumnCache:
         Versions differ in their definition if the maximum of a label is estimated from the log.
         """
         schema = ranker.schema
-        if not schema.derived:
+        if not schema.counter_features:
             return None
         reader = LogReader(config.logs.path, schema, dict(ranker.tables))
         key = definition(reader, schema)
@@ -184,7 +184,7 @@ def main() -> None:
     config = load_config(arguments.config)
     days = served_days(config, arguments.days)
     predictions: dict[str, list[Predictions]] = {}
-    configs = {WITHOUT: without_derived(config), WITH: config}
+    configs = {WITHOUT: without_counters(config), WITH: config}
     with TemporaryDirectory() as temporary:
         cache = ColumnCache(Path(temporary))
         for label, model_config in configs.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.counters.boosting import boosted_scorers
-from benchmarks.counters.metrics import by_day, mean, measured, table, without_derived
+from benchmarks.counters.metrics import by_day, mean, measured, table, without_counters
 from benchmarks.counters.runs import scored, trained
 from pipelines.config.config import load_config
 from pipelines.evaluation.predictions import Predictions
@@ -41,7 +41,7 @@ def main() -> None:
     if arguments.by_day:
         config = by_day(config)
     predictions: dict[str, list[Predictions]] = {}
-    for label, model_config in {WITHOUT: without_derived(config), counted: config}.items():
+    for label, model_config in {WITHOUT: without_counters(config), counted: config}.items():
         folder = label.replace(" ", "-")
         runs = [trained(model_config, arguments.work / f"{folder}-{seed}", seed) for seed in range(arguments.seeds)]
         rankers = [scorer for run in runs for scorer in run_scorers(run)]

@@ -18,10 +18,10 @@ Metrics = Mapping[str, Mapping[str, Array]]
 """Task → metric → value in the data and in each bootstrap draw [1 + B]."""
 
 
-def without_derived(config: Config) -> Config:
+def without_counters(config: Config) -> Config:
     """Return the configuration without counters and histories."""
-    derived = {feature.name for feature in config.training_schema.derived}
-    features = tuple(feature for feature in config.features if feature.name not in derived)
+    counter_features = {feature.name for feature in config.training_schema.counter_features}
+    features = tuple(feature for feature in config.features if feature.name not in counter_features)
     return config.model_copy(update={"counters": (), "histories": (), "features": features})
 
 

@@ -26,7 +26,7 @@ RULES = (
     ("ranking/frozen/", FORWARD),
     ("service/engine/request_encoder.py", LOOK_UP),
     ("service/engine/entity_encoder.py", LOOK_UP),
-    ("service/engine/derived_encoder.py", LOOK_UP),
+    ("service/engine/counter_encoder.py", LOOK_UP),
     ("service/engine/column_plan.py", LOOK_UP),
     ("service/engine/feature_trace.py", LOOK_UP),
     ("service/feature_store/", LOOK_UP),

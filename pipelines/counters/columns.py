@@ -22,7 +22,7 @@ from pipelines.counters.sums import CounterQuery, EarlierSums
 from pipelines.data.joined import JoinedColumns
 from pipelines.data.reader import LogReader
 from ranking.artifacts.atomic_files import os_error_text
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.counters.history_state import write_history_state
 from ranking.counters.state import StateClock, write_counter_state
 from ranking.errors import OutputError
@@ -39,7 +39,7 @@ MISSING_START = 0.01
 
 
 def write_joined_columns(
-    reader: LogReader, schema: Schema, folder: Path, state: Path | None = None, earlier: DerivedFeatures | None = None
+    reader: LogReader, schema: Schema, folder: Path, state: Path | None = None, earlier: CounterFeatures | None = None
 ) -> JoinedColumns:
     """Compute the columns of counters and histories for every row of a log.
 
@@ -71,7 +71,7 @@ def write_joined_columns(
 
 @contextmanager
 def joined_columns(
-    reader: LogReader, schema: Schema, computed: Path | None = None, earlier: DerivedFeatures | None = None
+    reader: LogReader, schema: Schema, computed: Path | None = None, earlier: CounterFeatures | None = None
 ) -> Iterator[JoinedColumns | None]:
     """Provide the columns of counters and histories of a log; None if the schema has neither.
 
@@ -85,7 +85,7 @@ def joined_columns(
     Raises:
         LogError, ConfigError, OutputError: as for ``write_joined_columns``.
     """
-    if not schema.derived:
+    if not schema.counter_features:
         yield None
         return
     if computed is not None:
@@ -117,7 +117,7 @@ def definition(reader: LogReader, schema: Schema) -> str:
 
 
 def _compute(
-    events: Events, schema: Schema, work: Path, state: Path | None, earlier: DerivedFeatures | None
+    events: Events, schema: Schema, work: Path, state: Path | None, earlier: CounterFeatures | None
 ) -> tuple[dict[str, Numbers], dict[str, HistoryRanges]]:
     """Return the values of each counter and the ranges of each history; write the state."""
     if events.span is None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pipelines.counters.database import BATCH_ROWS
 from pipelines.counters.events import Events, known_until
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.encoding.batch import ragged_arange
 from ranking.encoding.vocabulary import IdArray, hash_column
 from ranking.schema import History, Schema
@@ -67,7 +67,7 @@ def history_ranges(
     events: Events,
     schema: Schema,
     history: History,
-    earlier: DerivedFeatures | None = None,
+    earlier: CounterFeatures | None = None,
 ) -> HistoryRanges:
     """Return the history of each impression.
 
@@ -113,7 +113,7 @@ def history_ranges(
 
 
 def _earlier_items(
-    connection: DuckDBPyConnection, events: Events, history: History, earlier: DerivedFeatures | None
+    connection: DuckDBPyConnection, events: Events, history: History, earlier: CounterFeatures | None
 ) -> pa.Table:
     """Return the items of a state as events at its time, and remember their ids."""
     if earlier is None or earlier.clock is None:

@@ -26,7 +26,7 @@ class ServedValues:
 
     def __init__(self, file: LogFile, parquet: OpenFile, schema: Schema) -> None:
         self._file, self._parquet = file, parquet
-        self._features = {f.column: f for f in schema.derived if f.column in parquet.schema.names}
+        self._features = {f.column: f for f in schema.counter_features if f.column in parquet.schema.names}
 
     def replace(self, columns: dict[str, pa.Array], group: int) -> dict[str, pa.Array]:
         """Return the computed columns of a row group with the served values.

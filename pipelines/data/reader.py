@@ -292,11 +292,11 @@ class LogReader:
                         by_start = {entry.chunk.start: entry for entry in group_entries}
                         start, stop = 0, max(by_start) + 1
                         chunks = parquet.chunks(group, columns, stop, threads=False)
-                        for table, derived in zip(
+                        for table, counter_features in zip(
                             chunks, self._joined_chunks(joined, group, stop, threads=False), strict=False
                         ):
                             if start in by_start:
-                                joined_table = _join(table, derived)
+                                joined_table = _join(table, counter_features)
                                 yield self._select_split(joined_table, by_start[start], split, logs, file.display_name)
                             start += table.num_rows
         except FileNotFoundError:
@@ -358,14 +358,14 @@ class LogReader:
                     for group in parquet.row_groups_matching(rows):
                         start = 0
                         chunks = parquet.chunks(group, columns, None, threads=True)
-                        for table, derived in zip(
+                        for table, counter_features in zip(
                             chunks, self._joined_chunks(computed, group, None, threads=True), strict=False
                         ):
                             chunk = Chunk(file.name, digest, group, start, table.num_rows)
                             yield (
                                 chunk,
                                 table,
-                                derived,
+                                counter_features,
                                 sum(sizes[:group]) + start,
                                 parquet.chunk_names.name(group, start),
                             )
@@ -382,7 +382,7 @@ class LogReader:
             LogError: the file changed after the columns were computed, or they cannot be read.
             ValueError: the schema has computed columns, but the reader was given none.
         """
-        if not needed or not self._labels or not self.schema.derived:
+        if not needed or not self._labels or not self.schema.counter_features:
             return nullcontext()
         if self.joined is None:
             raise ValueError("the schema has counters or histories: compute their columns first")
@@ -394,7 +394,7 @@ class LogReader:
         """Yield the computed columns of each chunk of a row group."""
         if joined is None:
             return repeat(None)
-        columns = {feature.column for feature in self.schema.inputs} & self.schema.derived_columns
+        columns = {feature.column for feature in self.schema.inputs} & self.schema.counter_columns
         return joined.chunks(group, columns, stop, threads=threads)
 
     def _check_ids(self, file: str, stored: pa.Schema) -> None:
@@ -445,7 +445,7 @@ class LogReader:
         good = reasons.is_null()
         bad = pc.invert(good)
         bad_positions = selected[bad.to_numpy(zero_copy_only=False)]
-        logged = table.drop_columns([c for c in self.schema.derived_columns if c in table.column_names])
+        logged = table.drop_columns([c for c in self.schema.counter_columns if c in table.column_names])
         rows = [_to_json(row) for row in logged.filter(bad).to_pylist()]
         bad_rows = pa.table(
             {

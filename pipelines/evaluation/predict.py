@@ -90,7 +90,7 @@ def predict(
     scoring, rows = _Scoring(source, log_range, slices, baselines), ScoredRows.empty(source, slices)
     reader = scoring.open_log()
     call = FileCall(scoring.open_log, _score_file, scoring, log_range.time_range, log_range.users)
-    with joined_columns(reader, source.schema, log_range.features, source.derived) as joined:
+    with joined_columns(reader, source.schema, log_range.features, source.counter_features) as joined:
         for part in scan_files(reader.with_joined(joined), call, "scoring", engine):
             rows.extend(part)
             return_free_memory()

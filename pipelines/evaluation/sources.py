@@ -17,7 +17,7 @@ from pipelines.data.splits import ALL_TIME, TimeRange, split_range
 from pipelines.runs.run import RunFolder
 from ranking.artifacts import bundle
 from ranking.artifacts.bundle import MANIFEST
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import FeatureTable
@@ -67,7 +67,7 @@ class Scorer:
         logs: log that the model was trained on; None for a bundle.
         settings: default evaluation settings.
         features: computed columns of counters and histories for ``logs``; None for a bundle.
-        derived: state of counters and histories; None if the model has none.
+        counter_features: state of counters and histories; None if the model has none.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Scorer:
     logs: LogsConfig | None
     settings: EvaluationConfig
     features: Path | None = None
-    derived: DerivedFeatures | None = None
+    counter_features: CounterFeatures | None = None
     validated_until: datetime | None = None
 
     @property
@@ -158,7 +158,7 @@ def bundle_scorer(ranker: FrozenRanker, name: str) -> Scorer:
         trained_until=None if trained_until is None else datetime.fromisoformat(trained_until),
         logs=None,
         settings=EvaluationConfig.model_validate(ranker.details.get("evaluation", {})),
-        derived=ranker.derived,
+        counter_features=ranker.counter_features,
         validated_until=None if validated_until is None else datetime.fromisoformat(validated_until),
     )
 
@@ -203,7 +203,9 @@ def run_scorer(run: RunFolder, config: Config, model: MMoE, encoder: Encoder, se
         trained_until=config.logs.validation_from,
         logs=config.logs,
         settings=config.evaluation,
-        features=run.features if encoder.schema.derived else None,
-        derived=DerivedFeatures.open(run.counters, encoder.schema) if encoder.schema.derived else None,
+        features=run.features if encoder.schema.counter_features else None,
+        counter_features=CounterFeatures.open(run.counters, encoder.schema)
+        if encoder.schema.counter_features
+        else None,
         validated_until=config.logs.test_from,
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipelines.feature_store.counter_values import with_roots
 from ranking.counters.combine import Records
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import Root
 from ranking.encoding.vocabulary import IdArray
@@ -17,21 +17,21 @@ class BundleSums:
     """Sums of the counters of a version.
 
     Args:
-        derived: state of the version.
+        counter_features: state of the version.
     """
 
-    def __init__(self, derived: DerivedFeatures) -> None:
-        self._derived = derived
+    def __init__(self, counter_features: CounterFeatures) -> None:
+        self._counter_features = counter_features
         self._sorted: dict[str, tuple[IdArray, IdArray]] = {}
 
     @property
     def clock(self) -> StateClock | None:
         """Time of the sums; None without counters."""
-        return self._derived.clock
+        return self._counter_features.clock
 
     def find(self, counter: Counter, root: Root, roots: IdArray) -> Records:
         """Return the records of some roots, see ``SumsByName``."""
-        rows = self._derived.counters[counter.name].rows
+        rows = self._counter_features.counters[counter.name].rows
         if counter.name not in self._sorted:
             of_row = rows["key" if root == "key" else "root"]
             order = np.argsort(of_row, kind="stable")

@@ -16,7 +16,7 @@ from ranking.artifacts import bundle, repository
 from ranking.artifacts.default_model import read_default_model
 from ranking.artifacts.feature_store_keys import counter_prefix, counter_state_key
 from ranking.artifacts.store_address import redact_address
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import FIRST_TIME, LAST_TIME, StateValue, are_records, definition
 from ranking.errors import OutputError, UsageError
@@ -169,14 +169,14 @@ class ServedCounters:
         name: name of the model.
         version: the version.
         ranker: its ranker.
-        derived: state of its counters and histories.
+        counter_features: state of its counters and histories.
         clock: time of the state.
     """
 
     name: str
     version: int
     ranker: FrozenRanker
-    derived: DerivedFeatures
+    counter_features: CounterFeatures
     clock: StateClock
 
 
@@ -197,7 +197,7 @@ def load_served(path: Path, model: str | None) -> ServedCounters:
         raise UsageError(f"{path} has no model '{name}': it has {', '.join(names) or 'none'}")
     version = repository.read_release(path, name).version
     ranker = bundle.load(repository.bundle_folder(path, name, version))
-    derived = ranker.derived
-    if derived is None or derived.clock is None or not ranker.schema.counters:
+    counter_features = ranker.counter_features
+    if counter_features is None or counter_features.clock is None or not ranker.schema.counters:
         raise UsageError(f"version {version} of {name} has no counters: declare [[counters]] and train it again")
-    return ServedCounters(name, version, ranker, derived, derived.clock)
+    return ServedCounters(name, version, ranker, counter_features, counter_features.clock)

@@ -169,7 +169,7 @@ class CounterSuggester:
 
 def _candidates(schema: Schema) -> Iterator[tuple[str, ...]]:
     ids = [feature.name for owner in ID_OWNERS if (feature := schema.key_feature(owner)) is not None]
-    parts = [f for f in schema.inputs if not f.training_only and f.name not in ids and f not in schema.derived]
+    parts = [f for f in schema.inputs if not f.training_only and f.name not in ids and f not in schema.counter_features]
     context = [f.name for f in parts if f.owner == "context" and isinstance(f, CategoricalFeature)]
     items = [f.name for f in parts if f.owner == "item" and isinstance(f, CategoricalFeature | PooledFeature)]
     user = schema.key_feature("user")

@@ -48,7 +48,7 @@ def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -
     store = CounterStore(url, prefix, served.name)
     store.require_no_eviction()
     positions = Positions(store)
-    writer = CounterWriter(store, schema, served.clock.zone, BundleSums(served.derived), positions)
+    writer = CounterWriter(store, schema, served.clock.zone, BundleSums(served.counter_features), positions)
     counts = {"applied": 0, "old": 0, "repeated": 0, "bad": 0}
     progress = Progress("applying", unit="rows")
     state = loaded = writer.read_state()

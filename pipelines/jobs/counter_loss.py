@@ -15,7 +15,7 @@ import numpy as np
 from pipelines.console import print_status
 from ranking.artifacts.bundle import COUNTERS, as_bundle_error, read_schema
 from ranking.counters.combine import Records, within_window
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import StateValue, decode_records, definition
 from ranking.counters.values import MICROSECONDS, decay
@@ -83,14 +83,14 @@ class Coverage:
     ids: Mapping[History, int]
 
     @classmethod
-    def of_bundle(cls, derived: DerivedFeatures | None) -> Coverage | None:
+    def of_bundle(cls, counter_features: CounterFeatures | None) -> Coverage | None:
         """Return that of a bundle; None without counters and histories."""
-        if derived is None or derived.clock is None:
+        if counter_features is None or counter_features.clock is None:
             return None
-        base = {definition(state.counter): (state.counter, state.base) for state in derived.counters.values()}
-        histories = {history.name: history for history in derived.schema.histories}
-        ids = {histories[name]: len(state.items.flatten()) for name, state in derived.histories.items()}
-        return cls(derived.clock, base, ids)
+        base = {definition(state.counter): (state.counter, state.base) for state in counter_features.counters.values()}
+        histories = {history.name: history for history in counter_features.schema.histories}
+        ids = {histories[name]: len(state.items.flatten()) for name, state in counter_features.histories.items()}
+        return cls(counter_features.clock, base, ids)
 
     @classmethod
     def of_state(cls, folder: Path, schema: Schema) -> Coverage | None:
@@ -100,7 +100,7 @@ class Coverage:
             BundleError: the state is damaged.
         """
         with as_bundle_error(folder):
-            return cls.of_bundle(DerivedFeatures.open(folder, schema))
+            return cls.of_bundle(CounterFeatures.open(folder, schema))
 
     @classmethod
     def of_version(cls, folder: Path) -> Coverage | None:

@@ -82,7 +82,12 @@ class FollowedVersion:
         sources = options.sources
         assert sources.repository is not None
         served = load_served(sources.repository, sources.model)
-        self.name, self.version, self.clock, self.derived = served.name, served.version, served.clock, served.derived
+        self.name, self.version, self.clock, self.counter_features = (
+            served.name,
+            served.version,
+            served.clock,
+            served.counter_features,
+        )
         self.schema, self.tables = served.ranker.schema, served.ranker.tables
         self.store = CounterStore(options.url, options.prefix, self.name)
         self.store.require_no_eviction()
@@ -90,7 +95,7 @@ class FollowedVersion:
         counters = distinct_counters(self.schema)
         delays = sorted(f"{definition(counter):x}={counter.delay_seconds}" for counter in counters)
         self.positions = Positions(self.store, " ".join(delays))
-        bundle = BundleSums(self.derived)
+        bundle = BundleSums(self.counter_features)
         self.rules = []
         for delay in dict.fromkeys(counter.delay_seconds for counter in counters):
             names = {counter.name for counter in counters if counter.delay_seconds == delay}
@@ -122,7 +127,7 @@ class FollowedVersion:
         if usable and (current or time.monotonic() < self._next_load):
             return
         try:
-            load_sums(self.store, self.derived, self.clock)
+            load_sums(self.store, self.counter_features, self.clock)
         except (QualityGateError, OutputError) as error:
             if not usable:
                 raise

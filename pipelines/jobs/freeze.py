@@ -34,7 +34,7 @@ from pipelines.training.labeled_batch import read_split
 from pipelines.training.model_factory import load_model
 from ranking.artifacts import bundle
 from ranking.artifacts.atomic_files import check_creatable
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.torch_batch import TorchBatch
@@ -148,7 +148,7 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: S
     tables = load_tables(config.logs, schema)
     reader = LogReader(config.logs.path, schema, tables, until=config.logs.test_until)
     model, encoder = load_model(run, config)
-    with joined_columns(reader, encoder.schema, run.features if schema.derived else None) as joined:
+    with joined_columns(reader, encoder.schema, run.features if schema.counter_features else None) as joined:
         reader = reader.with_joined(joined)
         held_out = _held_out(reader, config.logs)
         ranker = _frozen_run(run, model, encoder, tables, held_out)
@@ -174,8 +174,8 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32", others: S
         "time_zone": getattr(held_out.schema.field(schema.columns.time).type, "tz", None),
         **ranker.details,
     }
-    derived = DerivedFeatures.open(run.counters, encoder.schema) if schema.derived else None
-    ranker = replace(ranker, derived=derived, details=details)
+    counter_features = CounterFeatures.open(run.counters, encoder.schema) if schema.counter_features else None
+    ranker = replace(ranker, counter_features=counter_features, details=details)
     if rest:
         documents = _evaluated(ranker, run, config)
     else:
@@ -230,7 +230,7 @@ def _evaluated(ranker: FrozenRanker, run: RunFolder, config: Config) -> dict[str
     """Evaluate the mean of runs on the test split; returns the document, or nothing if the split is empty."""
     if not run.load_survey().get("rows", {}).get("test"):
         return {}
-    features = run.features if ranker.schema.derived else None
+    features = run.features if ranker.schema.counter_features else None
     scorer = replace(bundle_scorer(ranker, "the mean of the runs"), logs=config.logs, features=features)
     return {bundle.EVALUATION: (json.dumps(evaluate(scorer), indent=2) + "\n").encode()}
 

@@ -34,7 +34,7 @@ from pipelines.feature_store.totals import Totals
 from pipelines.jobs.counter_loss import FLAG, Coverage, require_coverage
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.combine import combine
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import StateValue, definition, encode_records, encode_value
 from ranking.errors import OutputError, QualityGateError
@@ -73,14 +73,14 @@ def load_counters(
     served = load_served(path, model)
     store = CounterStore(url, prefix, served.name)
     store.require_no_eviction()
-    return load_sums(store, served.derived, served.clock, allow=allow_poorer_counters)
+    return load_sums(store, served.counter_features, served.clock, allow=allow_poorer_counters)
 
 
 def load_sums(
-    store: CounterStore, derived: DerivedFeatures, clock: StateClock, *, allow: bool = False
+    store: CounterStore, counter_features: CounterFeatures, clock: StateClock, *, allow: bool = False
 ) -> dict[str, Any]:
     """Write the sums of an open version to a store, see ``load_counters``; ``clock`` is their time."""
-    _compare(store, derived, allow=allow)
+    _compare(store, counter_features, allow=allow)
     with store.errors("the counters in use are unchanged: fix the store and load again"):
         current = read_state(store, store.state)
         in_use = 0 if current is None else current.generation
@@ -88,12 +88,18 @@ def load_sums(
         generation = max(time.time_ns(), in_use + 1) + secrets.randbelow(1_000_000)
         try:
             removed = _remove(store, lambda other: other < in_use or (other > in_use and _is_abandoned(store, other)))
-            written, size, totals = _write(store, derived, generation)
+            written, size, totals = _write(store, counter_features, generation)
             base = {
-                definition(counter): encode_records(counter, derived.counters[counter.name].base).tobytes()
-                for counter in derived.schema.counters
+                definition(counter): encode_records(counter, counter_features.counters[counter.name].base).tobytes()
+                for counter in counter_features.schema.counters
             }
-            _switch(store, StateValue(generation, clock.until, clock.until, base, clock.since), clock, derived, totals)
+            _switch(
+                store,
+                StateValue(generation, clock.until, clock.until, base, clock.since),
+                clock,
+                counter_features,
+                totals,
+            )
         except BaseException:
             with suppress(OutputError, *STORE_ERRORS):
                 state = read_state(store, store.state)
@@ -110,14 +116,14 @@ def load_sums(
     return result | {"values": written, "bytes": size, "removed": removed}
 
 
-def _write(store: CounterStore, derived: DerivedFeatures, generation: int) -> tuple[int, int, Totals]:
+def _write(store: CounterStore, counter_features: CounterFeatures, generation: int) -> tuple[int, int, Totals]:
     """Write all values of a generation; return their number and bytes, and the totals."""
     written, size, totals = 0, 0, Totals(store)
     progress = Progress("loading counters", unit="values")
-    for root, counters in counters_by_root(derived.schema).items():
+    for root, counters in counters_by_root(counter_features.schema).items():
         sums = {}
         for counter in counters:
-            sums[counter.name] = combine(counter, with_roots(root, derived.counters[counter.name].rows))
+            sums[counter.name] = combine(counter, with_roots(root, counter_features.counters[counter.name].rows))
             totals.add(counter, sums[counter.name])
         roots = np.unique(np.concatenate([records["root"] for records in sums.values()]))
         for start in range(0, len(roots), BATCH_SIZE):
@@ -140,7 +146,7 @@ def _is_abandoned(store: CounterStore, generation: int) -> bool:
 
 
 def _switch(
-    store: CounterStore, state: StateValue, clock: StateClock, derived: DerivedFeatures, totals: Totals
+    store: CounterStore, state: StateValue, clock: StateClock, counter_features: CounterFeatures, totals: Totals
 ) -> None:
     """Let the service use the written values, but those of users that were forgotten later than the bundle's sums.
 
@@ -148,13 +154,13 @@ def _switch(
         store: the store.
         state: state of the written values.
         clock: time of the bundle's sums.
-        derived: the bundle's sums.
+        counter_features: the bundle's sums.
         totals: their totals.
 
     Raises:
         OutputError: another load, of older counters, began later and has finished.
     """
-    bundle, user_counters = BundleSums(derived), counters_by_root(derived.schema).get("user", [])
+    bundle, user_counters = BundleSums(counter_features), counters_by_root(counter_features.schema).get("user", [])
     while True:
         with store.client.pipeline(transaction=True) as pipeline:
             pipeline.watch(store.forgotten, store.state)
@@ -185,7 +191,7 @@ def _switch(
             return
 
 
-def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
+def _compare(store: CounterStore, new: CounterFeatures, *, allow: bool) -> None:
     """Report what the sums of a version lack of those in the store.
 
     They are compared with the sums that were loaded: what was applied since then can be applied again.

@@ -65,7 +65,7 @@ class LogScorer:
         schema = ranker.schema
         self._id_columns = {owner: str(schema.id_column(owner)) for owner in ID_OWNERS if ranker.knows_ids(owner)}
         # Columns without a value in the log are expected to be ids, or to be computed.
-        given = {schema.columns.user, schema.columns.item, *schema.derived_columns}
+        given = {schema.columns.user, schema.columns.item, *schema.counter_columns}
         inputs = (feature for feature in schema.inputs if not feature.training_only)
         self.features = list(dict.fromkeys(feature.column for feature in inputs if feature.column not in given))
 
@@ -127,8 +127,8 @@ class LogScorer:
         with as_log_error(chunk.file):
             rows = ranker.derive(chunk.rows)
             scored.empty = {name for name in scored.empty if rows[name].null_count == rows.num_rows}
-            if ranker.derived is not None:
-                scored.included += ranker.derived.count_included(chunk.rows)
+            if ranker.counter_features is not None:
+                scored.included += ranker.counter_features.count_included(chunk.rows)
             scores = ranker.to_table(ranker.score_completed(rows, self.tasks)[0], self.tasks)
         table = pa.table({c: chunk.rows[c] for c in names} | {c: scores[c] for c in scores.column_names})
         scored.counts.update(scored=table.num_rows, bad=chunk.bad.num_rows)
@@ -145,7 +145,10 @@ class LogScorer:
         Raises:
             LogError: it lacks the values of most feature columns, and ``allow_missing`` is false.
         """
-        empty, derived = [name for name in self.features if name in scored.empty], self._ranker.derived
+        empty, counter_features = (
+            [name for name in self.features if name in scored.empty],
+            self._ranker.counter_features,
+        )
         if len(empty) > MAX_EMPTY_SHARE * len(self.features) and not allow_missing:
             raise LogError(
                 f"{redact_uri(self._logs)}: {len(empty)} of {len(self.features)} feature columns have no value in any "
@@ -159,10 +162,11 @@ class LogScorer:
                 f"no row has a value of {', '.join(empty)}: is this a log of this model? Missing values were scored as "
                 "such"
             )
-        if scored.included and derived is not None and derived.clock is not None:
+        if scored.included and counter_features is not None and counter_features.clock is not None:
             print_status(
-                f"{scored.included:,} rows are not after {derived.clock.text}, the end of the counters: their counters "
-                "and histories contain impressions that were not known yet; do not measure the model with these scores"
+                f"{scored.included:,} rows are not after {counter_features.clock.text}, the end of the counters: their "
+                "counters and histories contain impressions that were not known yet; do not measure the model with "
+                "these scores"
             )
 
     def _empty_log(self) -> LogError:

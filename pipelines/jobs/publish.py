@@ -48,7 +48,9 @@ def publish(
     release = repository.find_release(repo, name)  # fails before the copy if current.json is damaged
     if release is not None:
         served = repository.bundle_folder(repo, name, release.version)
-        _compare_counters(served, Coverage.of_bundle(ranker.derived), source, allow_poorer_counters or release.pinned)
+        _compare_counters(
+            served, Coverage.of_bundle(ranker.counter_features), source, allow_poorer_counters or release.pinned
+        )
     with repository.staging_dir(repo, name) as work:
         with atomic_directory(work / "new") as draft:
             shutil.copytree(source, draft, dirs_exist_ok=True)

@@ -34,7 +34,7 @@ def refresh_counters(
         OutputError: ``out`` or the repository cannot be written.
     """
     schema = bundle.read_bundle(served).schema
-    if not schema.derived:
+    if not schema.counter_features:
         return None
     if _definition(schema) != _definition(run.load_config().serving_schema):
         print_status("the counters of the served version are not continued: the configuration defines others")

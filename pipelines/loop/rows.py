@@ -41,11 +41,13 @@ class RowLayout:
         self.columns = list(versions.values())[-1].schema.columns
         self._features: dict[str, InputFeature] = {}
         for version in versions.values():
-            derived = version.schema.derived_columns
+            counter_columns = version.schema.counter_columns
             for feature in version.schema.inputs:
-                if feature.column not in {*derived, self.columns.user, self.columns.item}:
+                if feature.column not in {*counter_columns, self.columns.user, self.columns.item}:
                     self._features.setdefault(feature.column, feature)
-        computed = {feature.column: feature for version in versions.values() for feature in version.schema.derived}
+        computed = {
+            feature.column: feature for version in versions.values() for feature in version.schema.counter_features
+        }
         self._computed_types = {name: _computed_type(feature, files) for name, feature in computed.items()}
         self._types = {name: self._type(name, feature, files) for name, feature in self._features.items()}
         ids = (("user_id", self.columns.user), ("item_id", self.columns.item))
@@ -89,7 +91,7 @@ class RowLayout:
                 table = version.tables.get(feature.owner) if feature.owner in ids else None
                 values = _values(candidates, logged[name], feature, table, ids.get(feature.owner))
             columns[name] = values.cast(self._types[name])
-        for feature in version.schema.derived:
+        for feature in version.schema.counter_features:
             if feature.column in logged:
                 values = candidates.feature(logged[feature.column])
                 columns[feature.column] = values.cast(self._computed_types[feature.column])

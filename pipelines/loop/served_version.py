@@ -57,7 +57,7 @@ class ServedVersion:
             schema = Schema.model_validate(manifest["schema"])
             # Bundles of earlier versions name no time zone; without counters their rows were in UTC.
             zone = manifest.get("details", {}).get("time_zone", "UTC")
-            zone = StateClock.read(folder / COUNTERS).zone if schema.derived else zone
+            zone = StateClock.read(folder / COUNTERS).zone if schema.counter_features else zone
             return cls(schema, LazyFeatureTables(folder, schema), zone)
 
     def times(self, times: IdArray, local: str | None) -> pa.Array:
@@ -107,5 +107,6 @@ def in_one_zone(versions: Mapping[str, ServedVersion], zone: str | None) -> dict
     Versions with counters name the zone of their training log. Others of an earlier format do not, and get ``zone``.
     """
     return {
-        name: version if version.schema.derived else replace(version, zone=zone) for name, version in versions.items()
+        name: version if version.schema.counter_features else replace(version, zone=zone)
+        for name, version in versions.items()
     }

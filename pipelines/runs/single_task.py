@@ -31,9 +31,9 @@ def _with_own_label(config: Config, task: str) -> Config:
     counters = tuple(c.model_copy(update={"labels": (task,)}) for c in config.counters if task in c.labels)
     histories = tuple(history for history in config.histories if history.label == task)
     reduced = config.model_copy(update={"counters": counters, "histories": histories})
-    removed = config.derived_columns - reduced.derived_columns
+    removed = config.counter_columns - reduced.counter_columns
     features = tuple(f for f in config.features if isinstance(f, CrossFeature) or f.column not in removed)
-    slices = tuple(name for name in config.evaluation.slices if name not in config.derived_columns)
+    slices = tuple(name for name in config.evaluation.slices if name not in config.counter_columns)
     evaluation = config.evaluation.model_copy(update={"slices": slices})
     return reduced.model_copy(update={"features": features, "evaluation": evaluation})
 

@@ -102,7 +102,7 @@ def prepare(
             f"rank {context.rank} cannot see {run.path}: put the run folder on a file system that all ranks share"
         )
     reader, index = open_log(config.logs, config.training_schema), LogIndex.read(run.index)
-    if reader.schema.derived:
+    if reader.schema.counter_features:
         reader = reader.with_joined(JoinedColumns.read(run.features))
     encoder, position_encoder = Encoder.read(run.encoder, config.serving_schema), read_position_encoder(run, config)
     _require_memory(config, encoder, index.num_rows("train"))  # the log may have been prepared on another machine
@@ -210,7 +210,7 @@ def _joined_columns(
     reader: LogReader, schema: Schema, run: RunFolder, earlier: RunFolder | None
 ) -> JoinedColumns | None:
     """Compute the columns of counters and histories and their state, unless an earlier attempt or run did."""
-    if not schema.derived:
+    if not schema.counter_features:
         return None
     if not _has_columns(run, reader, schema):
         for folder in (run.features, run.counters):

@@ -33,7 +33,7 @@ from safetensors.numpy import load_file, save_file
 
 from ranking.artifacts.atomic_files import atomic_directory
 from ranking.artifacts.checksums import CHECKSUM_FILE, file_signature, verify_files, write_checksums
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import LazyFeatureTables
 from ranking.errors import BundleError, RankerError
@@ -114,8 +114,8 @@ def write_bundle(
             pq.write_table(table.table, draft / f"{owner}s.parquet")
             if owner in schema.owners:
                 write_feature_index(table, ranker.encoder, owner, draft / f"{owner}s")
-        if ranker.derived is not None and ranker.derived.folder is not None:
-            shutil.copytree(ranker.derived.folder, draft / COUNTERS)
+        if ranker.counter_features is not None and ranker.counter_features.folder is not None:
+            shutil.copytree(ranker.counter_features.folder, draft / COUNTERS)
         columns = list(dict.fromkeys(feature.column for feature in schema.inputs))
         inputs = golden.select(columns)
         scores, _ = ranker.score_completed(inputs, schema.tasks)
@@ -310,7 +310,7 @@ def _read(folder: Path, read_file: ReadFile) -> FrozenRanker:
         manifest["details"],
         calibration,
         encoded,
-        DerivedFeatures.open(folder / COUNTERS, schema, read_file) if schema.derived else None,
+        CounterFeatures.open(folder / COUNTERS, schema, read_file) if schema.counter_features else None,
     )
 
 

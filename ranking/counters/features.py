@@ -23,7 +23,7 @@ from ranking.schema import Counter, Schema
 
 
 @dataclass(frozen=True)
-class DerivedFeatures:
+class CounterFeatures:
     """Computes the features of counters and histories from a state.
 
     Attributes:
@@ -47,7 +47,7 @@ class DerivedFeatures:
         Raises:
             OSError, ValueError, LookupError, ArrowException: the files are not the state of this schema.
         """
-        if not schema.derived:
+        if not schema.counter_features:
             return cls(schema)
         counters = open_counter_states(folder, schema.counters, read_file)
         histories = open_history_states(folder, schema.histories, read_file)
@@ -101,7 +101,7 @@ class DerivedFeatures:
         }
         if user is not None:
             computed |= self.lists(hashes.singles[user.name])
-        features = {feature.name: feature for feature in self.schema.derived}
+        features = {feature.name: feature for feature in self.schema.counter_features}
         for name, column in computed.items():
             present = name in table.column_names and not pa.types.is_null(table[name].type)
             if name in table.column_names:

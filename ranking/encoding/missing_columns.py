@@ -22,10 +22,10 @@ def missing_feature_columns(
         side_columns: columns of each side table.
     """
     missing: dict[str, str] = {}
-    derived = schema.derived_columns
+    counter_columns = schema.counter_columns
     for feature in schema.inputs:
         id_column = schema.id_column(feature.owner)
-        if feature.column in names or feature.column in derived:
+        if feature.column in names or feature.column in counter_columns:
             continue
         if (
             id_column is None

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.encoding.batch import EncodedBatch, Float32, Mask
 from ranking.encoding.columns import invalid_rows
 from ranking.encoding.encoder import Encoder
@@ -50,7 +50,8 @@ class FrozenRanker:
         details: further entries of the manifest (costs, training).
         calibration: calibration of the graph's outputs; none by default.
         stored: feature indexes of the bundle; None if the ranker was not loaded from a bundle.
-        derived: computes the features of counters and histories; None: they are null where a table has no value.
+        counter_features: computes the features of counters and histories; None: they are null where a table has no
+            value.
         reload: function and argument that load this ranker again, by which it can be pickled; None if it was not loaded
             from a bundle.
     """
@@ -63,7 +64,7 @@ class FrozenRanker:
     details: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration = field(default_factory=Calibration)
     stored: Mapping[Owner, FeatureIndex] | None = field(default=None, repr=False)
-    derived: DerivedFeatures | None = field(default=None, repr=False)
+    counter_features: CounterFeatures | None = field(default=None, repr=False)
     reload: tuple[Callable[[str], FrozenRanker], str] | None = field(default=None, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Callable[[str], FrozenRanker], tuple[str]]:
@@ -211,7 +212,7 @@ class FrozenRanker:
         Raises:
             InvalidInputError: the time column holds no times.
         """
-        return table if self.derived is None else self.derived.complete(table)
+        return table if self.counter_features is None else self.counter_features.complete(table)
 
     def score_completed(self, table: pa.Table, tasks: Sequence[Task]) -> tuple[Float32, Mask]:
         """Score a completed table; returns scores [rows, tasks] and a mask of missing inputs [rows, features]."""

@@ -215,7 +215,7 @@ class History(_PointInTime):
         )
 
 
-def derived_features(
+def counter_features(
     declared: Sequence[Feature], counters: Sequence[Counter], histories: Sequence[History]
 ) -> list[Feature]:
     """Return the features of counters and histories that the configuration does not declare itself."""
@@ -225,14 +225,16 @@ def derived_features(
     return [feature for feature in features if feature.name not in names]
 
 
-def check_counter(counter: Counter, features: Sequence[Feature], tasks: Sequence[str], derived: set[str]) -> None:
+def check_counter(
+    counter: Counter, features: Sequence[Feature], tasks: Sequence[str], counter_columns: set[str]
+) -> None:
     """Check the names in a counter.
 
     Raises:
         ValueError: a name is unknown or of the wrong kind; names the counter and the fix.
     """
     entry = f"counter '{counter.name}'"
-    parts = {feature.name: feature for feature in features if feature.name not in derived}
+    parts = {feature.name: feature for feature in features if feature.name not in counter_columns}
     for name in counter.of:
         part = _part(entry, name, parts)
         if not isinstance(part, CategoricalFeature | PooledFeature):

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ranking.schema.base import ID_OWNERS, ColumnName, ListOf, ModelName, Owner, StrictModel
 from ranking.schema.counters import Counter as ImpressionCounter
-from ranking.schema.counters import History, check_counter, check_history, derived_features
+from ranking.schema.counters import History, check_counter, check_history, counter_features
 from ranking.schema.features import (
     CategoricalFeature,
     CrossFeature,
@@ -65,9 +65,9 @@ class Schema(StrictModel):
 
     @field_validator("features")
     @classmethod
-    def _add_derived_features(cls, declared: tuple[Feature, ...], info: ValidationInfo) -> tuple[Feature, ...]:
+    def _add_counter_features(cls, declared: tuple[Feature, ...], info: ValidationInfo) -> tuple[Feature, ...]:
         counters, histories = info.data.get("counters", ()), info.data.get("histories", ())
-        return (*declared, *derived_features(declared, counters, histories))
+        return (*declared, *counter_features(declared, counters, histories))
 
     @field_validator("counters", "histories", "features", "tasks")
     @classmethod
@@ -78,10 +78,8 @@ class Schema(StrictModel):
 
     @model_validator(mode="after")
     def _check_counters_and_histories(self) -> Self:
-        derived = {column for counter in self.counters for column in counter.columns}
-        derived |= {history.name for history in self.histories}
         for counter in self.counters:
-            check_counter(counter, self.features, self.task_names, derived)
+            check_counter(counter, self.features, self.task_names, self.counter_columns)
         if self.histories and self.key_feature("user") is None:
             raise ValueError(
                 f"history '{self.histories[0].name}': no feature reads the user ids: declare a categorical feature "
@@ -208,12 +206,12 @@ class Schema(StrictModel):
         return [f for f in self.features if not isinstance(f, CrossFeature)]
 
     @property
-    def derived(self) -> list[InputFeature]:
-        """Features of counters and histories: their columns are computed and not read from a log."""
-        return [feature for feature in self.inputs if feature.name in self.derived_columns]
+    def counter_features(self) -> list[InputFeature]:
+        """Counter features: those of counters and histories, whose columns are computed and not read from a log."""
+        return [feature for feature in self.inputs if feature.name in self.counter_columns]
 
     @property
-    def derived_columns(self) -> set[str]:
+    def counter_columns(self) -> set[str]:
         """Columns of counters and histories."""
         names = {name for counter in self.counters for name in counter.columns}
         return names | {history.name for history in self.histories}
@@ -221,7 +219,7 @@ class Schema(StrictModel):
     @property
     def logged(self) -> Self:
         """The schema without counters, histories and the features that read their columns."""
-        columns = self.derived_columns
+        columns = self.counter_columns
         names = {feature.name for feature in self.inputs if feature.column not in columns}
         return self.restricted(names | {cross.name for cross in self.crosses}) if columns else self
 
@@ -311,8 +309,8 @@ class Schema(StrictModel):
 
         These are its feature columns without the id column and without those of counters and histories.
         """
-        derived = self.derived_columns
-        columns = (f.column for f in self.inputs if f.owner == owner and f.column not in derived)
+        counter_columns = self.counter_columns
+        columns = (f.column for f in self.inputs if f.owner == owner and f.column not in counter_columns)
         return [c for c in dict.fromkeys(columns) if c != self.id_column(owner)]
 
 

@@ -169,7 +169,7 @@ class EntityEncoder:
                 lists[part] = _replace_lists(lists[part], hash_bag(columns[column], feature), is_set(columns[column]))
         return hashes, lists
 
-    def write_derived(
+    def write_counter_features(
         self,
         encoded: EntityFeatures,
         features: RawFeatures,

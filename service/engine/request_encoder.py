@@ -22,7 +22,7 @@ from ranking.encoding.request_batch import FeatureGroup, RequestBatch, SharedIte
 from ranking.encoding.vocabulary import FloatArray, HashBuckets, IdArray
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import CrossFeature, Owner, Schema
-from service.engine.derived_encoder import DerivedEncoder
+from service.engine.counter_encoder import CounterEncoder
 from service.engine.entity_encoder import EntityEncoder, EntityFeatures
 from service.engine.feature_trace import FeatureTrace
 from service.engine.request import FeatureRequest
@@ -156,11 +156,13 @@ class RequestEncoder:
         fields = [id_names.get(feature.column, feature.column) for feature in inputs]
         id_owners: tuple[tuple[Owner, str], ...] = (("user", USER_ID), ("item", ITEM_ID))
         known_ids = [name for owner, name in id_owners if self._encoders[owner].knows_ids]
-        derived = ranker.schema.derived_columns
-        self._names = tuple(dict.fromkeys([*(name for name in fields if name not in derived), *known_ids]))
-        self._clock = None if ranker.derived is None else ranker.derived.clock
-        self._derived = None if ranker.derived is None else DerivedEncoder(ranker.derived, self._encoders)
-        self.counter_columns = {} if self._derived is None else self._derived.columns
+        counter_columns = ranker.schema.counter_columns
+        self._names = tuple(dict.fromkeys([*(name for name in fields if name not in counter_columns), *known_ids]))
+        self._clock = None if ranker.counter_features is None else ranker.counter_features.clock
+        self._counters = (
+            None if ranker.counter_features is None else CounterEncoder(ranker.counter_features, self._encoders)
+        )
+        self.counter_columns = {} if self._counters is None else self._counters.columns
         groups = ((self.splitter.shared, USER_ID), (self.splitter.items, ITEM_ID))
         self._missing_columns = [
             MissingColumns(self._names, [fields[i] for i in group.missing], id_name) for group, id_name in groups
@@ -189,8 +191,8 @@ class RequestEncoder:
         }
         numbers: Mapping[Owner, FloatArray] = {}
         lists: Mapping[str, Values] = {}
-        if self._derived is not None:
-            numbers, lists = self._derived.write(request, entities, request_index)
+        if self._counters is not None:
+            numbers, lists = self._counters.write(request, entities, request_index)
         hashes = {
             owner: {name: entities[owner].hashes[:, i] for i, name in enumerate(encoder.parts)}
             for owner, encoder in self._encoders.items()
@@ -222,7 +224,7 @@ class RequestEncoder:
         Raises:
             InvalidInputError: text is not an integer where ids are integers.
         """
-        return {} if self._derived is None else self._derived.roots(request)
+        return {} if self._counters is None else self._counters.roots(request)
 
     @property
     def counters_until(self) -> int | None:

@@ -308,7 +308,7 @@ def describe_inputs(schema: Schema) -> list[dict[str, Any]]:
     return [
         {
             "name": feature.column,
-            "derived": feature.name in schema.derived_columns,
+            "derived": feature.name in schema.counter_columns,
             **feature.model_dump(include={"kind", "owner", "max_length"}),
         }
         for feature in schema.inputs

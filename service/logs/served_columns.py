@@ -44,7 +44,7 @@ class ServedColumns:
         ranker, encoder = model.ranker, model.encoder
         self.name, self.version, self._hash_user = model.name, model.version, hash_user
         self.hashes_users = hash_user is not None
-        histories = set() if ranker.derived is None else {history.name for history in ranker.schema.histories}
+        histories = set() if ranker.counter_features is None else {history.name for history in ranker.schema.histories}
         self.features = []
         for owner, columns in encoder.readable.items():
             counters = encoder.counter_columns.get(owner, ())
@@ -54,7 +54,7 @@ class ServedColumns:
                     id_type = _id_type(model, feature)
                     self.features.append(FeatureColumn(name, owner, feature, id_type, counter, name in histories))
         self._id_types = {owner: _owner_id_type(model, owner) for owner in ID_OWNERS}
-        clock = None if ranker.derived is None else ranker.derived.clock
+        clock = None if ranker.counter_features is None else ranker.counter_features.clock
         self._zone = None if clock is None else clock.zone
 
     def table(self, requests: Sequence[ServedRequest]) -> pa.Table:

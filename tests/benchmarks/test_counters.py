@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.counters.metrics import by_day, mean, measured, table, without_derived
+from benchmarks.counters.metrics import by_day, mean, measured, table, without_counters
 from pipelines.config.config import Config, load_config
 from pipelines.datasets.write import counter
 from pipelines.evaluation.baselines.tree_columns import TreeColumns
@@ -44,12 +44,12 @@ def test_tree_columns_without_large_tables_keep_numbers() -> None:
     assert TreeColumns(SIZES, (False, True)).up_to(9) == [0, 2, 3, 4, 5, 6]
 
 
-def test_without_derived_leaves_the_other_features(logs: Path) -> None:
+def test_without_counters_leaves_the_other_features(logs: Path) -> None:
     plain = load_config(logs / "ranker.toml", ["counters=[]"])
     document = counter(["user_id"], ["click"])
     counted = plain.model_validate(plain.model_dump() | {"counters": [document]})
-    assert counted.training_schema.derived
-    assert without_derived(counted).training_schema == plain.training_schema
+    assert counted.training_schema.counter_features
+    assert without_counters(counted).training_schema == plain.training_schema
 
 
 def test_by_day_removes_every_delay(logs: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from ranking.counters.combine import combine, impression_records
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.counters.history_state import write_history_state
 from ranking.counters.keys import PartHashes, root_part
 from ranking.counters.state import StateClock, write_counter_state
@@ -136,9 +136,9 @@ def make_counted_ranker(folder: Path, *, text: bool, tables: bool = True) -> Fro
     side = make_tables(text=text)
     events = draw_events(400, 0, text=text)
     write_state(folder, schema, events, side)
-    derived = DerivedFeatures.open(folder, schema)
+    counter_features = CounterFeatures.open(folder, schema)
     fitter = EncoderFitter(schema)
-    fitter.add(derived.complete(fill_features(events, schema, side)))
+    fitter.add(counter_features.complete(fill_features(events, schema, side)))
     encoder = fitter.encoder()
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -152,4 +152,4 @@ def make_counted_ranker(folder: Path, *, text: bool, tables: bool = True) -> Fro
             for parameter in model.parameters():
                 parameter.normal_(std=0.3)
     ranker = freeze(model.eval(), encoder, side if tables else {}, {"click": 1.0}, {"made_by": "test"})
-    return replace(ranker, derived=derived)
+    return replace(ranker, counter_features=counter_features)

@@ -15,6 +15,6 @@ def split_rows(run: RunFolder, split: str) -> pa.Table:
     config = run.load_config()
     schema = config.serving_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
-    with joined_columns(reader, schema, run.features if schema.derived else None) as joined:
+    with joined_columns(reader, schema, run.features if schema.counter_features else None) as joined:
         chunks = reader.with_joined(joined).scan(split_range(config.logs, split))
         return pa.concat_tables([chunk.rows for chunk in chunks])

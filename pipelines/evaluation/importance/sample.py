@@ -93,7 +93,7 @@ class EncodedSample:
         hashes: list[Int64] = []
         indices = {file: index for index, file in enumerate(files)}
         reader = LogReader(log_range.path, schema, dict(source.tables), until=log_range.time_range.until)
-        with joined_columns(reader, schema, log_range.features, source.derived) as joined:
+        with joined_columns(reader, schema, log_range.features, source.counter_features) as joined:
             for chunk in reader.with_joined(joined).scan(log_range.time_range, users=log_range.users):
                 first = indices.get(chunk.file, len(files)) * MAX_ROWS_PER_FILE
                 rows = np.flatnonzero(np.isin(first + chunk.positions, positions))

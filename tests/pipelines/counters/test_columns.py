@@ -18,7 +18,7 @@ from pipelines.counters.columns import belongs_to, joined_columns, write_joined_
 from pipelines.data.dated_table import DatedFeatureTable
 from pipelines.data.joined import JoinedColumns
 from pipelines.data.reader import LogReader
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.schema import Schema
 from tests.pipelines.counters.naive import Naive, Row
 
@@ -224,7 +224,7 @@ def check_state(folder: Path, naive: Naive, zone: str | None) -> None:
     table = pa.table({name: pa.array([row[name] for row in naive.rows], kind) for name, kind in TYPES.items()})
     table = table.append_column("time", pa.array([now] * len(naive.rows), pa.timestamp("us", zone)))
     table = table.set_column(table.column_names.index("tags"), "tags", table["tags"].cast(pa.large_list(pa.string())))
-    completed = DerivedFeatures.open(folder, SCHEMA).complete(table)
+    completed = CounterFeatures.open(folder, SCHEMA).complete(table)
     for row, values in zip(naive.rows, completed.to_pylist(), strict=True):
         wanted = approx(expected(naive, row, now, everything_known=True))
         assert {name: values[name] for name in wanted} == wanted

@@ -49,7 +49,7 @@ def joined(log: Path, folder: Path) -> pa.Table:
     folder.mkdir()
     reader = LogReader(log, SCHEMA, {})
     columns = write_joined_columns(reader, SCHEMA, folder)
-    tables = [chunk.rows.select(sorted(SCHEMA.derived_columns)) for chunk in reader.with_joined(columns).scan()]
+    tables = [chunk.rows.select(sorted(SCHEMA.counter_columns)) for chunk in reader.with_joined(columns).scan()]
     return pa.concat_tables(tables, promote_options="permissive")
 
 

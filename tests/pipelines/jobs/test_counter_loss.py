@@ -19,7 +19,7 @@ from pipelines.jobs.load_counters import load_counters
 from pipelines.jobs.publish import publish
 from ranking.artifacts import bundle, repository
 from ranking.artifacts.release import Release
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.errors import QualityGateError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Schema
@@ -36,20 +36,20 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> FrozenRanker:
     return make_counted_ranker(tmp_path_factory.mktemp("ranker") / "counters", text=True)
 
 
-def derived_of(folder: Path, events: pa.Table) -> DerivedFeatures:
+def features_of(folder: Path, events: pa.Table) -> CounterFeatures:
     write_state(folder, SCHEMA, events, make_tables(text=True))
-    return DerivedFeatures.open(folder, SCHEMA)
+    return CounterFeatures.open(folder, SCHEMA)
 
 
 def write_bundle(folder: Path, ranker: FrozenRanker, events: pa.Table) -> Path:
     """Write a bundle whose counters are those of some events."""
-    counted = replace(ranker, derived=derived_of(folder / "state", events))
+    counted = replace(ranker, counter_features=features_of(folder / "state", events))
     bundle.write_bundle(counted, counted.complete(draw_events(8, 3, text=True)), folder / "bundle")
     return folder / "bundle"
 
 
 def coverage(folder: Path, events: pa.Table) -> Coverage:
-    found = Coverage.of_bundle(derived_of(folder, events))
+    found = Coverage.of_bundle(features_of(folder, events))
     assert found is not None
     return found
 
@@ -99,7 +99,7 @@ def test_time_is_lost_as_far_as_a_counter_reaches_back(tmp_path: Path, entry: di
     schema = Schema.model_validate(COUNTED | {"counters": [{"of": ["user_id"], "labels": ["click"], **entry}]})
     late = HISTORY.slice(200)
     write_state(tmp_path / "b", schema, late, make_tables(text=True))
-    new = Coverage.of_bundle(DerivedFeatures.open(tmp_path / "b", schema))
+    new = Coverage.of_bundle(CounterFeatures.open(tmp_path / "b", schema))
     assert new is not None
     losses = [loss for loss in coverage(tmp_path / "a", HISTORY).losses(new) if loss.name == "user_id"]
     assert [loss.since is not None for loss in losses] == ([True] if lost else [])

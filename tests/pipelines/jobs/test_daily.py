@@ -399,12 +399,12 @@ def test_day_that_is_not_published_still_continues_the_counters(
     assert (counted.published, counted.current) == ([1, 2], 2)
     record = counted.record(TENTH)
     assert (record["version"], record["refreshed"]) == (None, 2)
-    assert first.derived is not None
-    assert second.derived is not None
-    assert first.derived.clock is not None
-    assert second.derived.clock is not None
-    assert datetime.fromtimestamp(first.derived.clock.until / 1e6, UTC).date() == NINTH
-    assert datetime.fromtimestamp(second.derived.clock.until / 1e6, UTC).date() == TENTH
+    assert first.counter_features is not None
+    assert second.counter_features is not None
+    assert first.counter_features.clock is not None
+    assert second.counter_features.clock is not None
+    assert datetime.fromtimestamp(first.counter_features.clock.until / 1e6, UTC).date() == NINTH
+    assert datetime.fromtimestamp(second.counter_features.clock.until / 1e6, UTC).date() == TENTH
     before, after = weights_of(first), weights_of(second)
     assert before.keys() == after.keys()
     assert all((before[name] == after[name]).all() for name in before)

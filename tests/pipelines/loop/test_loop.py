@@ -30,7 +30,9 @@ WINDOW = 3_600
 @pytest.mark.parametrize("text", [False, True])
 def test_training_reads_exactly_the_features_that_were_scored(tmp_path: Path, text: bool) -> None:
     ranker = make_counted_ranker(new_folder(tmp_path / "state"), text=text)
-    golden = ranker.derived.complete(fill_features(pa.table({"item_id": [ids(text)[0]]}), ranker.schema, ranker.tables))
+    golden = ranker.counter_features.complete(
+        fill_features(pa.table({"item_id": [ids(text)[0]]}), ranker.schema, ranker.tables)
+    )
     bundle.write_bundle(ranker, golden, tmp_path / "bundle")
     publish(tmp_path / "bundle", tmp_path / "repository")
     served, feedback, log = (tmp_path / name for name in ("served", "feedback", "log"))

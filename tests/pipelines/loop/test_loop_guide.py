@@ -25,9 +25,9 @@ UNTIL = re.compile(r"^until \S+Z: ", re.MULTILINE)
 
 def counters_of(version: Path) -> dict[str, float]:
     """Return the number of impressions in each counter of a version."""
-    derived = bundle.load(version).derived
-    assert derived is not None
-    return {name: float(state.base["count"].sum()) for name, state in derived.counters.items()}
+    counter_features = bundle.load(version).counter_features
+    assert counter_features is not None
+    return {name: float(state.base["count"].sum()) for name, state in counter_features.counters.items()}
 
 
 def exported(line: str) -> dict[str, str]:

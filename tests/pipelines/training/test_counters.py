@@ -24,7 +24,7 @@ from pipelines.runs.run import RunFolder
 from pipelines.training.warm_start import WarmStart
 from ranking.artifacts.bundle import load
 from ranking.artifacts.repository import bundle_folder
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.errors import ConfigError, LogError
 from tests.pipelines.conftest import Shop
 
@@ -53,11 +53,11 @@ def run(shop: Shop) -> RunFolder:
 def test_run_holds_the_columns_and_the_state(run: RunFolder) -> None:
     config = run.load_config()
     table = pq.read_table(run.features / "files" / "a" / "part-0.parquet")
-    assert set(table.column_names) == {feature.name for feature in config.training_schema.derived}
+    assert set(table.column_names) == {feature.name for feature in config.training_schema.counter_features}
     assert pq.read_metadata(run.features / "files" / "a" / "part-0.parquet").num_row_groups == 3
-    derived = DerivedFeatures.open(run.counters, config.training_schema)
-    assert derived.clock is not None
-    assert len(derived.counters["item_id"].rows) == 30
+    counter_features = CounterFeatures.open(run.counters, config.training_schema)
+    assert counter_features.clock is not None
+    assert len(counter_features.counters["item_id"].rows) == 30
 
 
 def test_evaluation_of_the_run_equals_that_of_its_training(run: RunFolder) -> None:
@@ -71,9 +71,9 @@ def test_bundle_evaluates_like_its_run(run: RunFolder, shop: Shop) -> None:
     assert comparison["rows"] == 200
     measures = [measure for task in comparison["tasks"].values() for measure in task["measures"].values()]
     assert max(abs(measure["difference"]) for measure in measures if measure["difference"] is not None) < 1e-5
-    derived = load(shop.folder / "bundle").derived
-    assert derived is not None
-    assert set(derived.counters) == {"user_id", "item_id", "user_id_tags"}
+    counter_features = load(shop.folder / "bundle").counter_features
+    assert counter_features is not None
+    assert set(counter_features.counters) == {"user_id", "item_id", "user_id_tags"}
 
 
 def test_later_log_continues_from_the_state(run: RunFolder, shop: Shop, tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_later_log_continues_from_the_state(run: RunFolder, shop: Shop, tmp_path
     late = pa.array([value + timedelta(days=30) for value in table["time"].to_pylist()], pa.timestamp("us"))
     pq.write_table(table.set_column(table.column_names.index("time"), "time", late), tmp_path / "late.parquet")
     reader = LogReader(tmp_path / "late.parquet", schema, {})
-    derived = DerivedFeatures.open(run.counters, schema)
-    with joined_columns(reader, schema, earlier=derived) as joined:
+    counter_features = CounterFeatures.open(run.counters, schema)
+    with joined_columns(reader, schema, earlier=counter_features) as joined:
         (chunk,) = reader.with_joined(joined).scan()
     first = chunk.rows.slice(0, 1)
     user, item, clicked = (first[name].to_pylist()[0] for name in ("user_id_count", "item_id_count", "clicked"))
@@ -114,8 +114,8 @@ def test_single_task_models_use_counters_of_their_own_label(shop: Shop) -> None:
     config = shop.config(counters=COUNTERS, histories=HISTORIES, model={"gate": {"kind": "single_task"}})
     run = train(config, shop.folder / "single")
     assert set(run.load_evaluation()["tasks"]) == {"click", "watch"}
-    derived = RunFolder.open(run.task_folder("watch")).load_config().derived_columns
-    assert derived == {"item_id_watch_rate", "item_id_count", "item_id_age"}
+    counter_features = RunFolder.open(run.task_folder("watch")).load_config().counter_columns
+    assert counter_features == {"item_id_watch_rate", "item_id_count", "item_id_age"}
 
 
 def test_check_profiles_computed_columns(shop: Shop) -> None:
@@ -171,8 +171,8 @@ def test_daily_counts_the_rows_of_earlier_days(shop: Shop, tmp_path: Path) -> No
     assert record["from"] == "2026-01-09"
     assert record["version"] == 2
     served = load(bundle_folder(repository, "shop", 2))
-    assert served.derived is not None
-    assert served.derived.counters["user_id"].rows["count"].sum() == 2_000
+    assert served.counter_features is not None
+    assert served.counter_features.counters["user_id"].rows["count"].sum() == 2_000
 
 
 def test_warm_start_rejects_other_counters(run: RunFolder, shop: Shop) -> None:

@@ -1,4 +1,4 @@
-"""DerivedFeatures: values of counters and histories from a state."""
+"""CounterFeatures: values of counters and histories from a state."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.counters.history_state import write_history_state
 from ranking.counters.state import StateClock, row_type, write_counter_state
 from ranking.encoding.vocabulary import mix_hashes, stable_hash
@@ -49,7 +49,7 @@ def key(counter: Counter, **ids: int | str) -> int:
 
 
 @pytest.fixture
-def derived(tmp_path: Path) -> DerivedFeatures:
+def counter_features(tmp_path: Path) -> CounterFeatures:
     now = 100 * DAY
     rows = rows_of(USER_TAB, [(key(USER_TAB, user_id=1, tab=0), 1, 0, now - 60 * SECOND, 4, [4, 2], [3, 10])])
     base = rows_of(USER_TAB, [(0, 0, 0, now - 60 * SECOND, 100, [100, 50], [20, 100])])
@@ -65,10 +65,10 @@ def derived(tmp_path: Path) -> DerivedFeatures:
     users = np.array([stable_hash(1)])
     write_history_state(tmp_path, SCHEMA.histories[0], users, pa.array([[5, 7]], pa.large_list(pa.int64())))
     StateClock(now, None).write(tmp_path)
-    return DerivedFeatures.open(tmp_path, SCHEMA)
+    return CounterFeatures.open(tmp_path, SCHEMA)
 
 
-def completed(derived: DerivedFeatures, seconds: float = 0.0) -> dict[str, list[object]]:
+def completed(counter_features: CounterFeatures, seconds: float = 0.0) -> dict[str, list[object]]:
     """Complete a row of a known user and item, and one of unknown ones."""
     time = pa.array([100 * DAY + int(seconds * SECOND)] * 2, pa.timestamp("us"))
     columns = {
@@ -78,45 +78,45 @@ def completed(derived: DerivedFeatures, seconds: float = 0.0) -> dict[str, list[
         "tab": pa.array([0, None], pa.int64()),
         "tag": pa.array([["a", "b", "a"], None], pa.large_list(pa.string())),
     }
-    table: dict[str, list[object]] = derived.complete(pa.table(columns)).to_pydict()
+    table: dict[str, list[object]] = counter_features.complete(pa.table(columns)).to_pydict()
     return table
 
 
-def test_rates_are_smoothed_towards_the_base_rate(derived: DerivedFeatures) -> None:
-    table = completed(derived)
+def test_rates_are_smoothed_towards_the_base_rate(counter_features: CounterFeatures) -> None:
+    table = completed(counter_features)
     assert table["user_id_tab_click_rate"] == pytest.approx([(3 + 10 * 0.2) / 14, 0.2])
     assert table["user_id_tab_watch_rate"] == pytest.approx([(10 + 10 * 2) / 12, 2.0])
     assert table["user_id_tab_count"] == [4, 0]
     assert table["user_id_tab_age"] == [60, None]
 
 
-def test_elements_of_a_list_are_pooled_and_decay(derived: DerivedFeatures) -> None:
-    table = completed(derived)
+def test_elements_of_a_list_are_pooled_and_decay(counter_features: CounterFeatures) -> None:
+    table = completed(counter_features)
     assert table["tag_count"] == pytest.approx([2 / 2 + 4 / 4, 0])
     assert table["tag_click_rate"] == pytest.approx([(0.5 + 1 + 20 * 0.5) / (1 + 1 + 20), 0.5])
     assert table["tag_age"] == [86_400, None]
 
 
-def test_window_covers_the_current_and_earlier_buckets(derived: DerivedFeatures) -> None:
-    assert completed(derived)["item_id_count"] == [2, 0]
-    assert completed(derived, 86_400)["item_id_count"] == [1, 0]
-    assert completed(derived, 2 * 86_400)["item_id_count"] == [0, 0]
+def test_window_covers_the_current_and_earlier_buckets(counter_features: CounterFeatures) -> None:
+    assert completed(counter_features)["item_id_count"] == [2, 0]
+    assert completed(counter_features, 86_400)["item_id_count"] == [1, 0]
+    assert completed(counter_features, 2 * 86_400)["item_id_count"] == [0, 0]
 
 
-def test_rate_is_null_while_no_impression_is_known(derived: DerivedFeatures) -> None:
-    assert completed(derived, 9 * 86_400)["item_id_click_rate"] == [None, None]
+def test_rate_is_null_while_no_impression_is_known(counter_features: CounterFeatures) -> None:
+    assert completed(counter_features, 9 * 86_400)["item_id_click_rate"] == [None, None]
 
 
-def test_history_lists_the_items_of_a_known_user(derived: DerivedFeatures) -> None:
-    assert completed(derived)["click_item_id_history"] == [[5, 7], None]
+def test_history_lists_the_items_of_a_known_user(counter_features: CounterFeatures) -> None:
+    assert completed(counter_features)["click_item_id_history"] == [[5, 7], None]
 
 
-def test_item_lists_known_and_unknown_user_equal_the_arrow_lists(derived: DerivedFeatures) -> None:
+def test_item_lists_known_and_unknown_user_equal_the_arrow_lists(counter_features: CounterFeatures) -> None:
     users = np.array([stable_hash(1), stable_hash(2)])
-    assert derived.item_lists(users) == {"click_item_id_history": [[5, 7], None]}
-    assert derived.lists(users)["click_item_id_history"].to_pylist() == [[5, 7], None]
+    assert counter_features.item_lists(users) == {"click_item_id_history": [[5, 7], None]}
+    assert counter_features.lists(users)["click_item_id_history"].to_pylist() == [[5, 7], None]
 
 
-def test_values_of_the_table_are_kept(derived: DerivedFeatures) -> None:
+def test_values_of_the_table_are_kept(counter_features: CounterFeatures) -> None:
     table = pa.table({"user_id": [1], "item_id": [7], "tab": [0], "tag_count": [9.0], "tag": [["a"]]})
-    assert derived.complete(table)["tag_count"].to_pylist() == [9.0]
+    assert counter_features.complete(table)["tag_count"].to_pylist() == [9.0]

@@ -51,12 +51,12 @@ def candidates() -> pa.Table:
     )
 
 
-def test_score_without_derived_columns_uses_the_state(ranker: FrozenRanker) -> None:
+def test_score_without_counter_columns_uses_the_state(ranker: FrozenRanker) -> None:
     completed = ranker.complete(candidates())
     assert completed["user_id_count"].to_pylist()[0] > 0
     assert completed["user_id_count"].to_pylist()[2:] == [0, 0]
     assert completed["clicked"].to_pylist()[0]
-    scores, without = ranker.score(candidates()), replace(ranker, derived=None).score(candidates())
+    scores, without = ranker.score(candidates()), replace(ranker, counter_features=None).score(candidates())
     assert not np.allclose(scores["click"].to_numpy(), without["click"].to_numpy(), rtol=1e-3, atol=0.0)
     assert scores.equals(ranker.score(completed))
 

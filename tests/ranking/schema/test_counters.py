@@ -47,31 +47,33 @@ def message(**entries: Any) -> str:
     ],
 )
 def test_features_of_a_counter_vary_with_the_most_specific_part(of: list[str], owner: str) -> None:
-    derived = schema(counters=[{"of": of, "labels": ["click", "watch"]}]).derived
+    counter_features = schema(counters=[{"of": of, "labels": ["click", "watch"]}]).counter_features
     name = "_".join(of)
-    assert [feature.name for feature in derived] == [
+    assert [feature.name for feature in counter_features] == [
         f"{name}_click_rate",
         f"{name}_watch_rate",
         f"{name}_count",
         f"{name}_age",
     ]
-    assert {feature.owner for feature in derived} == {owner}
-    assert [feature.transform for feature in derived if isinstance(feature, NumericFeature)] == [
+    assert {feature.owner for feature in counter_features} == {owner}
+    assert [feature.transform for feature in counter_features if isinstance(feature, NumericFeature)] == [
         *("standardise", "standardise"),
         *("log1p", "log1p"),
     ]
 
 
 def test_history_is_a_sequence_that_shares_the_table_of_its_items() -> None:
-    (history,) = schema(histories=[{"of": "item_id", "label": "click", "max_length": 7}]).derived
+    (history,) = schema(histories=[{"of": "item_id", "label": "click", "max_length": 7}]).counter_features
     assert isinstance(history, SequenceFeature)
     assert (history.name, history.owner, history.max_length) == ("click_item_id_history", "user", 7)
     assert (history.table, history.dim, history.min_count) == ("item_id", 8, 2)
 
 
-def test_declared_feature_replaces_a_derived_one() -> None:
+def test_declared_feature_replaces_that_of_a_counter() -> None:
     declared = {"name": "tab_count", "kind": "numeric", "owner": "context", "transform": "none"}
-    features = schema(counters=[{"of": ["tab"], "labels": ["click"]}], features=[*BASE["features"], declared]).derived
+    features = schema(
+        counters=[{"of": ["tab"], "labels": ["click"]}], features=[*BASE["features"], declared]
+    ).counter_features
     assert [(f.name, f.transform) for f in features if isinstance(f, NumericFeature)] == [
         ("tab_count", "none"),
         ("tab_click_rate", "standardise"),
@@ -89,7 +91,7 @@ def test_schema_survives_json() -> None:
 
 def test_restricted_schema_has_no_counters() -> None:
     restricted = schema(counters=[{"of": ["tab"], "labels": ["click"]}]).restricted(["tab", "tab_count"])
-    assert (restricted.counters, restricted.derived) == ((), [])
+    assert (restricted.counters, restricted.counter_features) == ((), [])
     assert [feature.name for feature in restricted.features] == ["tab", "tab_count"]
 
 
@@ -176,7 +178,7 @@ def test_declared_feature_of_the_wrong_kind_is_rejected() -> None:
     assert "counter 'tab': declare feature 'tab_count' as numeric, or give the counter another name" in text
 
 
-def test_column_of_a_declared_derived_feature_is_rejected() -> None:
+def test_column_of_a_declared_counter_feature_is_rejected() -> None:
     declared = {"name": "tab_count", "kind": "numeric", "owner": "context", "column": "other"}
     entries = {"counters": [{"of": ["tab"], "labels": ["click"]}], "features": [*BASE["features"], declared]}
     assert "sets column = 'other', but its values are computed: remove column" in message(**entries)

@@ -30,7 +30,7 @@ from pipelines.jobs import load_counters
 from pipelines.jobs.publish import publish
 from ranking.artifacts import bundle
 from ranking.artifacts.feature_store_keys import counter_key, counter_prefix, counter_state_key
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.counters.keys import PartHashes
 from ranking.counters.stored_sums import StateValue, StoredSums, decode_value, definition
 from ranking.encoding.vocabulary import stable_hash
@@ -117,9 +117,9 @@ def applied_ranker(repository: Path, later: Path, folder: Path) -> FrozenRanker:
     rows = pq.read_table(later)
     newer = rows.filter(pa.array(rows["time"].cast(pa.int64()).to_numpy() > until)).select(first.column_names)
     write_state(folder, ranker.schema, pa.concat_tables([first, newer.cast(first.schema)]), make_tables(text=True))
-    assert ranker.derived is not None
-    derived = DerivedFeatures.open(folder, ranker.schema)
-    return replace(ranker, derived=replace(derived, histories=ranker.derived.histories))
+    assert ranker.counter_features is not None
+    counter_features = CounterFeatures.open(folder, ranker.schema)
+    return replace(ranker, counter_features=replace(counter_features, histories=ranker.counter_features.histories))
 
 
 def test_loaded_counters_give_the_scores_of_the_bundle(
@@ -436,9 +436,9 @@ def test_replay_in_the_order_of_time_gives_point_in_time_values(empty_redis: Red
     ranker = make_counted_ranker(tmp_path / "fitted", text=True)
     events = draw_events(120, 6, text=True)
     write_state(tmp_path / "empty", ranker.schema, events.slice(0, 0), make_tables(text=True))
-    derived = DerivedFeatures.open(tmp_path / "empty", ranker.schema)
+    counter_features = CounterFeatures.open(tmp_path / "empty", ranker.schema)
     store = CounterStore(empty_redis.url, "ranker", "counted")
-    writer = CounterWriter(store, ranker.schema, ZONE, BundleSums(derived), Positions(store))
+    writer = CounterWriter(store, ranker.schema, ZONE, BundleSums(counter_features), Positions(store))
     store.client.set(store.state, StateValue(1, 0, 0, dict.fromkeys(definitions(ranker), b"")).encode())
     pq.write_table(events, tmp_path / "events.parquet", row_group_size=1)
     actual, times = [], events["time"].cast(pa.int64()).to_numpy()
@@ -447,7 +447,7 @@ def test_replay_in_the_order_of_time_gives_point_in_time_values(empty_redis: Red
     ):
         hashes = PartHashes.from_table(chunk.rows, ranker.schema)
         now = times[position : position + 1]
-        actual.append(derived.numbers(hashes, now, ranker.schema.counters, stored_sums(empty_redis))[0])
+        actual.append(counter_features.numbers(hashes, now, ranker.schema.counters, stored_sums(empty_redis))[0])
         writer.add(chunk.rows, chunk.file, 1, "log", str(position), None, "")
     expected = naive_values(ranker, events)
     np.testing.assert_array_equal(np.stack(actual).astype(np.float32), expected.astype(np.float32))

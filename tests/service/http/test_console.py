@@ -96,7 +96,7 @@ def test_version_is_described_as_its_bundle_is(console: TestClient, repo: Path) 
         feature["name"] for feature in version["inputs"] if feature["derived"]
     }
     assert {feature["name"] for feature in version["inputs"] if feature["derived"]} == {
-        feature.column for feature in ranker.schema.derived
+        feature.column for feature in ranker.schema.counter_features
     }
     assert version["selection"]["experts_total"] == ranker.selection.num_experts
     assert version["selection"]["experts_used"] == ranker.selection.experts_used

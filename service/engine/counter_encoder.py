@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ranking.counters.features import DerivedFeatures
+from ranking.counters.features import CounterFeatures
 from ranking.counters.keys import NO_KEY, PartHashes, counter_keys, root_part
 from ranking.counters.stored_sums import Root, root_of
 from ranking.encoding.batch import RaggedIds
@@ -17,26 +17,26 @@ from service.engine.request import FeatureRequest
 from service.engine.values import Values
 
 
-class DerivedEncoder:
+class CounterEncoder:
     """Computes and encodes the features of counters and histories.
 
     Args:
-        derived: state of the ranker's counters and histories.
+        features: state of the ranker's counters and histories.
         encoders: encoders by owner.
 
     Attributes:
         columns: columns of the counters of each owner.
     """
 
-    def __init__(self, derived: DerivedFeatures, encoders: Mapping[Owner, EntityEncoder]) -> None:
-        self._derived, self._encoders = derived, encoders
-        schema = derived.schema
-        self._counters: dict[Owner, list[Counter]] = {owner: [] for owner in encoders}
+    def __init__(self, features: CounterFeatures, encoders: Mapping[Owner, EntityEncoder]) -> None:
+        self._features, self._encoders = features, encoders
+        schema = features.schema
+        self._counters_of: dict[Owner, list[Counter]] = {owner: [] for owner in encoders}
         for counter in schema.counters:
-            self._counters[counter.owner(schema.features)].append(counter)
+            self._counters_of[counter.owner(schema.features)].append(counter)
         self.columns = {
             owner: tuple(column for counter in counters for column in counter.columns)
-            for owner, counters in self._counters.items()
+            for owner, counters in self._counters_of.items()
         }
         user = schema.key_feature("user")
         self._user = user.name if user is not None and schema.histories else None
@@ -52,28 +52,30 @@ class DerivedEncoder:
             request_index: index of the request of each candidate [candidates].
 
         Returns:
-            The values of counters by owner, as ``DerivedFeatures.numbers`` returns them, and of histories by column,
+            The values of counters by owner, as ``CounterFeatures.numbers`` returns them, and of histories by column,
             whether or not the request sends others.
 
         Raises:
             InvalidInputError: as for ``EntityEncoder.encode``.
         """
-        assert self._derived.clock is not None
+        assert self._features.clock is not None
         count = len(request.counts)
-        now = np.array(request.times, np.int64) if request.times else np.full(count, self._derived.clock.now())
+        now = np.array(request.times, np.int64) if request.times else np.full(count, self._features.clock.now())
         shared = self._part_hashes(["user", "context"], entities, count)
         all_numbers: dict[Owner, FloatArray] = {}
         all_lists: dict[str, Values] = {}
         for owner, encoder in self._encoders.items():
-            counters, hashes, times, lists = self._counters[owner], shared, now, {}
+            counters, hashes, times, lists = self._counters_of[owner], shared, now, {}
             if owner == "item" and counters:
                 items = self._part_hashes(["item"], entities, len(request_index))
                 hashes, times = shared.take(request_index) | items, now[request_index]
             if owner == "user" and self._user is not None:
-                lists = self._derived.item_lists(shared.singles[self._user])
+                lists = self._features.item_lists(shared.singles[self._user])
             if counters or lists:
-                numbers = self._derived.numbers(hashes, times, counters, request.sums)
-                encoder.write_derived(entities[owner], request.owners[owner], self.columns[owner], numbers, lists)
+                numbers = self._features.numbers(hashes, times, counters, request.sums)
+                encoder.write_counter_features(
+                    entities[owner], request.owners[owner], self.columns[owner], numbers, lists
+                )
                 all_numbers[owner] = numbers
                 all_lists |= lists
         return all_numbers, all_lists
@@ -84,13 +86,13 @@ class DerivedEncoder:
         Raises:
             InvalidInputError: as for ``EntityEncoder.part_hashes``.
         """
-        schema, count = self._derived.schema, len(request)
+        schema, count = self._features.schema, len(request)
         owners: dict[Owner, int] = {"user": 1, "context": 1, "item": count}
         parts = {owner: self._encoders[owner].part_hashes(request.owners[owner], n) for owner, n in owners.items()}
         shared = self._hashes_by_name({owner: parts[owner] for owner in ("user", "context")}, 1)
         items = shared.take(np.zeros(count, np.int64)) | self._hashes_by_name({"item": parts["item"]}, count)
         roots: dict[Root, set[int]] = {}
-        for owner, counters in self._counters.items():
+        for owner, counters in self._counters_of.items():
             hashes = items if owner == "item" else shared
             for counter in counters:
                 part = root_part(counter, schema)
