@@ -12,7 +12,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # Compiled modules are kept even if the environment says otherwise: tests start hundreds of programs.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST = $(BIN)/pytest
+# Lists the slowest tests of 5 s and more.
+PYTEST = $(BIN)/pytest --durations=40 --durations-min=5
 # One more test process than cores, because many tests wait for a program; at most four. Idle processes take tests from
 # busy ones, and expensive fixtures are built once for all of them.
 PARALLEL := --numprocesses $(shell echo $$(($$(nproc) < 3 ? $$(nproc) + 1 : 4))) --dist worksteal
