@@ -75,12 +75,12 @@ def with_embeddings(ranker: FrozenRanker, embeddings: RowType, rows: pa.Table) -
     before, after = (one.score_completed(rows, tasks)[0].astype(np.float64) for one in (ranker, compact))
     changes: dict[str, dict[str, float]] = {}
     for task, old, new in zip(tasks, before.T, after.T, strict=True):
-        spread = float(old.std())
-        change = float(np.abs(new - old).max()) / spread if spread else 0.0
+        spread = float(old.std()) or float(np.abs(old).max()) or 1.0  # the score itself if it is constant
+        change = float(np.abs(new - old).max()) / spread
         if not change <= MAX_SCORE_CHANGE:  # also true for NaN
             raise BundleError(
                 f"embeddings in {embeddings} change scores of '{task.name}' by up to {change:.1%} of their standard "
-                f"deviation (allowed: {MAX_SCORE_CHANGE:.0%}): freeze with --embeddings float32, or float16"
+                f"deviation (allowed: {MAX_SCORE_CHANGE:.0%}): {_alternative(embeddings)}"
             )
         changes[task.name] = {"scores": change}
         auc_change = _auc_change(rows, task, old, new)
@@ -89,7 +89,7 @@ def with_embeddings(ranker: FrozenRanker, embeddings: RowType, rows: pa.Table) -
         if abs(auc_change) > MAX_AUC_CHANGE:
             raise BundleError(
                 f"embeddings in {embeddings} change the AUC of '{task.name}' by {auc_change:+.4f} "
-                f"(allowed: {MAX_AUC_CHANGE:g}): freeze with --embeddings float32, or float16"
+                f"(allowed: {MAX_AUC_CHANGE:g}): {_alternative(embeddings)}"
             )
         changes[task.name]["auc"] = auc_change
     worst = max(changes, key=lambda name: changes[name]["scores"])
@@ -98,6 +98,11 @@ def with_embeddings(ranker: FrozenRanker, embeddings: RowType, rows: pa.Table) -
         f"('{worst}')"
     )
     return replace(compact, details={**ranker.details, "embeddings": {"type": embeddings, "changes": changes}})
+
+
+def _alternative(embeddings: RowType) -> str:
+    """Return the advice for a type of embeddings that changes scores too much."""
+    return "freeze with --embeddings float32" + (", or float16" if embeddings == "int8" else "")
 
 
 def _auc_change(

@@ -63,6 +63,10 @@ class ModelRouting:
         return self.canary if share < self.weight else self.current
 
 
+MAX_NAME_LENGTH = 80
+"""Number of characters of an unknown name that an error shows."""
+
+
 class ModelNotFoundError(Exception):
     """The requested model, or the requested version of it, is not served."""
 
@@ -122,8 +126,9 @@ class ModelRegistry:
         """
         versions = self.get(name).versions
         if version not in versions:
+            served = ", ".join(sorted(versions, key=int))
             raise ModelNotFoundError(
-                f"version {version} of '{name}' is not served; served: {', '.join(sorted(versions, key=int))}"
+                f"version {version:.{MAX_NAME_LENGTH}} of '{name}' is not served; served: {served}"
             )
         return versions[version]
 
@@ -162,4 +167,6 @@ class ModelRegistry:
             return ModelUnavailableError(f"model '{name}' {reason}")
         if not self.ready:
             return ModelUnavailableError(LOADING)
-        return ModelNotFoundError(f"no model '{name}' is served; served: {', '.join(self._routings)}")
+        return ModelNotFoundError(
+            f"no model '{name:.{MAX_NAME_LENGTH}}' is served; served: {', '.join(self._routings)}"
+        )

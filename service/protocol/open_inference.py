@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the number of bytes of the JSON that precedes binary tensor data."""
@@ -15,7 +15,15 @@ SCORE = "score"
 Datatype = Literal[
     "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64", "BYTES"
 ]
-Parameter = StrictBool | StrictInt | StrictFloat | StrictStr
+
+
+def _check_parameter(value: Any) -> Any:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError("must be true or false, a number or a string")
+    return value
+
+
+Parameter = Annotated[StrictBool | StrictInt | StrictFloat | StrictStr, BeforeValidator(_check_parameter)]
 Size = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 
 

@@ -102,7 +102,7 @@ def is_open_inference_path(path: str) -> bool:
 def to_response(problem: Problem, path: str = "") -> Response:
     """Convert a problem to an HTTP response in the form of the path, by default a problem document."""
     if is_open_inference_path(path):
-        error = ErrorDocument(error=problem.detail)
+        error = ErrorDocument(error=_one_line(problem.detail))
         return Response(error.model_dump_json(), problem.status, problem.headers, "application/json")
     title = HTTPStatus(problem.status).phrase
     document = ProblemDocument(title=title, status=problem.status, detail=problem.detail, errors=problem.errors)
@@ -129,12 +129,17 @@ def invalid_request(error: ValidationError, model: type[BaseModel], message: str
         hint = _hint(e, model) if len(reasons) < MAX_NAMED_FIELDS else ""
         reasons.setdefault(_path(e) or message, []).append(_reason(e) + hint)
     fields = [FieldError(field=field, reason=_join(messages)) for field, messages in reasons.items()][:MAX_NAMED_FIELDS]
+    return invalid_fields(fields)
+
+
+def invalid_fields(fields: list[FieldError]) -> Problem:
+    """Build the 422 problem for invalid fields."""
     return Problem(422, "; ".join(f"{e.field}: {e.reason}" for e in fields), fields)
 
 
 def invalid_field(field: str, reason: str) -> Problem:
     """Build the 422 problem for one invalid field."""
-    return Problem(422, f"{field}: {reason}", [FieldError(field=field, reason=reason)])
+    return invalid_fields([FieldError(field=field, reason=reason)])
 
 
 def malformed(field: str, reason: str) -> Problem:
@@ -177,6 +182,11 @@ def bodies_full() -> Problem:
 def unavailable(reason: str) -> Problem:
     """Build the 503 problem for a request that another process, or a later attempt, can serve."""
     return Problem(503, f"{reason}; try again later", headers=RETRY_AFTER)
+
+
+def _one_line(text: str) -> str:
+    """Return text with escapes in place of line breaks and other characters that cannot be printed."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _hint(error: Any, model: type[BaseModel]) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from service.engine.errors import InvalidRequestError
 from service.http.decode import MAX_STRING_LENGTH, decode_message
-from service.http.open_inference.tensors import Elements, field_of, read_binary, read_json
+from service.http.open_inference.fields import tensor_path
+from service.http.open_inference.tensors import Elements, read_binary, read_json
 from service.protocol.open_inference import HEADER_LENGTH, InferRequest
 from service.protocol.problems import malformed, too_many_candidates
 from service.settings import Settings
+
+LENGTH = re.compile(r"[0-9]{1,19}")
+"""A number of bytes."""
 
 
 def read_body(body: bytes, header_length: str | None, settings: Settings) -> tuple[InferRequest, dict[str, Elements]]:
@@ -27,7 +33,7 @@ def read_body(body: bytes, header_length: str | None, settings: Settings) -> tup
     """
     json_bytes = len(body)
     if header_length is not None:
-        if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
+        if not LENGTH.fullmatch(header_length) or int(header_length) > len(body):
             reason = f"is {header_length!r:.40}: send the number of bytes of the JSON, at most {len(body)}"
             raise malformed(HEADER_LENGTH, reason)
         json_bytes = int(header_length)
@@ -35,18 +41,20 @@ def read_body(body: bytes, header_length: str | None, settings: Settings) -> tup
     data, elements = memoryview(body)[json_bytes:], dict[str, Elements]()
     for tensor in request.inputs:
         if tensor.name in elements:
-            raise InvalidRequestError(field_of(tensor), "is sent twice: send each tensor once")
+            raise InvalidRequestError(tensor_path(tensor.name), "is sent twice: send each tensor once")
         if tensor.shape[0] > settings.max_candidates:
             raise too_many_candidates(tensor.shape[0], settings.max_candidates)
         size = tensor.parameters.binary_data_size
         if (tensor.data is None) == (size is None):
-            raise InvalidRequestError(field_of(tensor), "must have either data or the parameter binary_data_size")
+            raise InvalidRequestError(
+                tensor_path(tensor.name), "must have either data or the parameter binary_data_size"
+            )
         if size is None:
             elements[tensor.name] = read_json(tensor)
             continue
         if size > len(data):
             reason = f"binary_data_size is {size}, but {len(data)} bytes are left after the tensors before it"
-            raise InvalidRequestError(field_of(tensor), reason)
+            raise InvalidRequestError(tensor_path(tensor.name), reason)
         elements[tensor.name] = read_binary(tensor, data[:size], MAX_STRING_LENGTH)
         data = data[size:]
     if data:

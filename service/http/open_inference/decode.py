@@ -14,13 +14,17 @@ from service.engine.model import LoadedModel
 from service.engine.validation import ParsedRequest
 from service.engine.values import Values, to_list
 from service.http.decode import validate_message
+from service.http.open_inference.fields import named_as_tensors, tensor_path
 from service.http.open_inference.metadata import SHARED, output_names
-from service.http.open_inference.tensors import Elements, field_of
-from service.protocol.messages import RankOptions
+from service.http.open_inference.tensors import INTEGERS, Elements
+from service.protocol.messages import MAX_DEADLINE_MS, RankOptions
 from service.protocol.open_inference import SCORE, InferRequest, InputTensor
 
 BINARY_OUTPUT, DEADLINE, TIMEOUT, TIME, OBJECTIVE = "binary_data_output", "deadline_ms", "timeout", "time", "objective."
 """Parameters of a request; ``OBJECTIVE`` is followed by the name of a task."""
+
+MAX_TIMEOUT = int(MAX_DEADLINE_MS * 1000)
+"""Maximum deadline in microseconds."""
 
 PADDING = (None, "", -1)
 """Elements that pad the shorter lists of a tensor."""
@@ -63,11 +67,11 @@ def to_rank_request(request: InferRequest, elements: Mapping[str, Elements], mod
         if name == columns.item:
             ids = _ids(tensor, values)
         elif name == columns.user:
-            options["user"]["id"] = _shared(tensor, _column(tensor, values, None), count)
+            options["user"]["id"] = _shared(tensor, _ids(tensor, values, or_null=True), count)
         elif (feature := model.encoder.readable["item"].get(name)) is not None:
             if tensor.shape[0] != count:
                 reason = f"has the shape {tensor.shape}, but '{columns.item}' has {count} candidates"
-                raise InvalidRequestError(field_of(tensor), reason)
+                raise InvalidRequestError(tensor_path(tensor.name), reason)
             features[name] = _column(tensor, values, feature)
         else:
             owner, feature = _shared_feature(tensor, model)
@@ -76,7 +80,9 @@ def to_rank_request(request: InferRequest, elements: Mapping[str, Elements], mod
     outputs = _outputs(request, model)
     options["tasks"] = None if request.outputs is None or SCORE in outputs else list(outputs)
     options |= _options(request)
-    return RankTensors(ParsedRequest(validate_message(options, RankOptions), ids, features), outputs)
+    with named_as_tensors(columns):
+        message = validate_message(options, RankOptions)
+    return RankTensors(ParsedRequest(message, ids, features), outputs)
 
 
 def _shared_feature(tensor: InputTensor, model: LoadedModel) -> tuple[str, InputFeature]:
@@ -87,15 +93,18 @@ def _shared_feature(tensor: InputTensor, model: LoadedModel) -> tuple[str, Input
             return owner, feature
     schema_columns = model.ranker.schema.columns
     names = [schema_columns.user, schema_columns.item, *(n for r in model.encoder.readable.values() for n in r)]
-    raise InvalidRequestError(field_of(tensor), f"unknown tensor: this ranker reads {', '.join(names)}")
+    raise InvalidRequestError(tensor_path(tensor.name), f"unknown tensor: this ranker reads {', '.join(names)}")
 
 
-def _ids(tensor: InputTensor, elements: Elements) -> Values:
-    """Return the ids of the candidates."""
+def _ids(tensor: InputTensor, elements: Elements, *, or_null: bool = False) -> Values:
+    """Return the ids of the candidates, or those of the user, which may be null."""
+    if tensor.datatype != "BYTES" and tensor.datatype not in INTEGERS:
+        raise InvalidRequestError(
+            tensor_path(tensor.name), f"has the data type {tensor.datatype}, but holds ids: send integers or BYTES"
+        )
     ids = _column(tensor, elements, None)
-    types = {np.int64} if isinstance(ids, np.ndarray) and ids.dtype == np.int64 else set(map(type, ids))
-    if not (types <= {np.int64} or types <= {int} or types <= {str}):
-        raise InvalidRequestError(field_of(tensor), f"has ids of {tensor.datatype} or null: send integers or BYTES")
+    if not (or_null or isinstance(ids, np.ndarray)) and None in ids:
+        raise InvalidRequestError(f"{tensor_path(tensor.name)}[{list(ids).index(None)}]", "is null: send an id")
     return ids
 
 
@@ -107,13 +116,15 @@ def _column(tensor: InputTensor, elements: Elements, feature: InputFeature | Non
     """
     if isinstance(feature, PooledFeature):
         if len(tensor.shape) != 2:
-            raise InvalidRequestError(field_of(tensor), f"has the shape {tensor.shape}: send [rows, length of lists]")
+            raise InvalidRequestError(
+                tensor_path(tensor.name), f"has the shape {tensor.shape}: send [rows, length of lists]"
+            )
         rows, length = tensor.shape
         flat = to_list(elements)
         lists = [flat[row * length : (row + 1) * length] for row in range(rows)]
         return [[value for value in values if value not in PADDING] for values in lists]
     if tensor.shape[1:] not in ([], [1]):
-        raise InvalidRequestError(field_of(tensor), f"has the shape {tensor.shape}: send one value per row")
+        raise InvalidRequestError(tensor_path(tensor.name), f"has the shape {tensor.shape}: send one value per row")
     return elements
 
 
@@ -121,12 +132,12 @@ def _shared(tensor: InputTensor, values: Values, count: int) -> Any:
     """Return the only value of a tensor of the user or the context."""
     if len(values) not in (1, count):
         reason = f"has the shape {tensor.shape}: send one value, or one per candidate ({count})"
-        raise InvalidRequestError(field_of(tensor), reason)
+        raise InvalidRequestError(tensor_path(tensor.name), reason)
     objects = to_list(values)
     for row, value in enumerate(objects):
         if value != objects[0]:
             reason = "differs from the value of row 0: send one request per user and context"
-            raise InvalidRequestError(f"{field_of(tensor)}[{row}]", reason)
+            raise InvalidRequestError(f"{tensor_path(tensor.name)}[{row}]", reason)
     return objects[0] if objects else None
 
 
@@ -158,8 +169,9 @@ def _options(request: InferRequest) -> dict[str, Any]:
         if name.startswith(OBJECTIVE):
             objective[name.removeprefix(OBJECTIVE)] = value
         elif name == TIMEOUT:
-            if type(value) is not int:
-                raise InvalidRequestError(f"parameters.{TIMEOUT}", "must be an integer, in microseconds")
+            if type(value) is not int or not 0 < value <= MAX_TIMEOUT:
+                reason = f"must be an integer from 1 to {MAX_TIMEOUT}, in microseconds"
+                raise InvalidRequestError(f"parameters.{TIMEOUT}", reason)
             options.setdefault(DEADLINE, value / 1000)
         elif name in (DEADLINE, TIME):
             options[name] = value

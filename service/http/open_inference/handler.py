@@ -11,6 +11,7 @@ from service.engine.engine import Engine
 from service.http.open_inference.body import read_body
 from service.http.open_inference.decode import to_rank_request
 from service.http.open_inference.encode import encode_tensors
+from service.http.open_inference.fields import named_as_tensors
 from service.http.rank_handler import cancel_on_disconnect
 from service.logs.answered_requests import AnsweredRequests
 from service.logs.served_log import ServedLog
@@ -80,7 +81,7 @@ class InferHandler:
         request_info["candidates"], request_info["tasks"] = count, options.tasks or "all"
         permit: Permit = http.state.permit
         permit.count(count)
-        with cancel_on_disconnect(permit):
+        with cancel_on_disconnect(permit), named_as_tensors(model.ranker.schema.columns):
             result = await self._engine.rank(model, tensors.request, timer)
         degraded = result.prepared.degraded or (routing.degraded and model is routing.current)
         response = encode_tensors(result, tensors.outputs, model, message.id, degraded=degraded)

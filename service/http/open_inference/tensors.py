@@ -13,6 +13,7 @@ import numpy as np
 from ranking.schema.value_text import value_text
 from service.engine.errors import InvalidRequestError
 from service.engine.values import Values
+from service.http.open_inference.fields import tensor_path
 from service.protocol.open_inference import InputTensor
 
 INTEGERS: dict[str, type[np.integer[Any]]] = {
@@ -43,20 +44,26 @@ def count_elements(tensor: InputTensor) -> int:
 
 
 def read_json(tensor: InputTensor) -> Elements:
-    """Read the elements of a tensor from its ``data``; null is an absent element.
+    """Read the elements of a tensor from its ``data``; null and NaN are absent elements.
 
     Raises:
         InvalidRequestError: The number or the types of the elements differ from the shape and the data type.
     """
     elements: list[Any] = tensor.data or []
-    for _ in tensor.shape[1:]:
+    for size in tensor.shape[1:]:
         if elements and set(map(type, elements)) == {list}:
+            for row, values in enumerate(elements):
+                if len(values) != size:
+                    reason = f"has {len(values)} elements for the shape {tensor.shape}: send {size}"
+                    raise InvalidRequestError(f"{tensor_path(tensor.name)}[{row}]", reason)
             elements = list(chain.from_iterable(elements))
     if len(elements) != count_elements(tensor):
         reason = f"has {len(elements)} elements for the shape {tensor.shape}: send {count_elements(tensor)}"
-        raise InvalidRequestError(field_of(tensor), reason)
+        raise InvalidRequestError(tensor_path(tensor.name), reason)
     _check_types(tensor, elements)
-    return [None if e is None else int(e) for e in elements] if tensor.datatype == "BOOL" else elements
+    if tensor.datatype == "BOOL":
+        return [None if e is None else int(e) for e in elements]
+    return [e if e == e else None for e in elements] if tensor.datatype in FLOATS else elements
 
 
 def read_binary(tensor: InputTensor, data: memoryview, max_length: int) -> Elements:
@@ -77,7 +84,7 @@ def read_binary(tensor: InputTensor, data: memoryview, max_length: int) -> Eleme
         expected = (
             f"{count_elements(tensor)} elements of {tensor.datatype} take {count_elements(tensor) * dtype.itemsize}"
         )
-        raise InvalidRequestError(field_of(tensor), f"has {len(data)} bytes of binary data, but {expected}")
+        raise InvalidRequestError(tensor_path(tensor.name), f"has {len(data)} bytes of binary data, but {expected}")
     values = np.frombuffer(data, dtype)
     if tensor.datatype in FLOATS:
         numbers = values.astype(np.float64)
@@ -88,13 +95,8 @@ def read_binary(tensor: InputTensor, data: memoryview, max_length: int) -> Eleme
     if tensor.datatype == "UINT64" and len(values) and values.max() > MAX_INT64:
         position = int(values.argmax())
         reason = f"{values[position]} does not fit into a signed 64-bit integer: send a smaller id, or text"
-        raise InvalidRequestError(f"{field_of(tensor)}[{position}]", reason)
+        raise InvalidRequestError(f"{tensor_path(tensor.name)}[{position}]", reason)
     return values.astype(np.int64)
-
-
-def field_of(tensor: InputTensor) -> str:
-    """Return the path of a tensor in errors."""
-    return f"inputs.{tensor.name:.80}"
 
 
 def _check_types(tensor: InputTensor, elements: list[Any]) -> None:
@@ -109,14 +111,14 @@ def _check_types(tensor: InputTensor, elements: list[Any]) -> None:
     if not set(map(type, elements)) <= allowed:
         position = next(i for i, element in enumerate(elements) if type(element) not in allowed)
         reason = f"{value_text(elements[position], 'an object')} is not an element of {datatype}"
-        raise InvalidRequestError(f"{field_of(tensor)}[{position}]", reason)
+        raise InvalidRequestError(f"{tensor_path(tensor.name)}[{position}]", reason)
     if datatype in INTEGERS:
         limits = np.iinfo(INTEGERS[datatype])
         low, high = int(limits.min), min(int(limits.max), MAX_INT64)
         for position, element in enumerate(elements):
             if element is not None and not low <= element <= high:
                 reason = f"{value_text(element)} is not between {low} and {high}"
-                raise InvalidRequestError(f"{field_of(tensor)}[{position}]", reason)
+                raise InvalidRequestError(f"{tensor_path(tensor.name)}[{position}]", reason)
 
 
 def _read_texts(tensor: InputTensor, data: memoryview, max_length: int) -> list[str]:
@@ -133,13 +135,13 @@ def _read_texts(tensor: InputTensor, data: memoryview, max_length: int) -> list[
             text = str(data[start : start + size], "utf-8")
         except UnicodeDecodeError:
             reason = "is not valid UTF-8: encode text as UTF-8"
-            raise InvalidRequestError(f"{field_of(tensor)}[{position}]", reason) from None
+            raise InvalidRequestError(f"{tensor_path(tensor.name)}[{position}]", reason) from None
         if len(text) > max_length:
             reason = f"has more than {max_length} characters: send a shorter one"
-            raise InvalidRequestError(f"{field_of(tensor)}[{position}]", reason)
+            raise InvalidRequestError(f"{tensor_path(tensor.name)}[{position}]", reason)
         texts.append(text)
         start += size
     if len(texts) != count_elements(tensor) or start != end:
         reason = f"binary data of {end} bytes is not {count_elements(tensor)} texts, each after its length in 4 bytes"
-        raise InvalidRequestError(field_of(tensor), reason)
+        raise InvalidRequestError(tensor_path(tensor.name), reason)
     return texts

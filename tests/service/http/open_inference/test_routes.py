@@ -126,6 +126,7 @@ def test_infer_nan_and_null_are_absent_values(client: TestClient) -> None:
     tensors[1]["data"] = [float("nan")] * 12
     body, headers = to_binary({"inputs": tensors})
     assert client.post(URL, content=body, headers=headers).json()["outputs"] == absent
+    assert client.post(URL, content=json.dumps({"inputs": tensors})).json()["outputs"] == absent
 
 
 def test_infer_without_candidates_returns_empty_tensors(client: TestClient) -> None:
@@ -142,26 +143,47 @@ def test_infer_without_candidates_returns_empty_tensors(client: TestClient) -> N
             "inputs.colour: unknown tensor: this ranker reads",
         ),
         ({"inputs": [*inputs(), inputs()[1]]}, "inputs.price: is sent twice: send each tensor once"),
-        ({"inputs": [tensor("item_id", "BYTES", ["v1", "v1"])]}, "candidate 'v1' is already at index 0"),
+        (
+            {"inputs": [tensor("item_id", "BYTES", ["v1", "v1"])]},
+            "inputs.item_id[1]: candidate 'v1' is already at index 0",
+        ),
         (
             {"inputs": [inputs()[0], tensor("price", "FP32", [1.0])]},
             "inputs.price: has the shape [1], but 'item_id' has",
         ),
-        ({"inputs": [inputs()[0], tensor("price", "BYTES", ["x"] * 12)]}, "must be a number, not 'x'"),
+        ({"inputs": [inputs()[0], tensor("price", "BYTES", ["x"] * 12)]}, "inputs.price[0]: must be a number, not 'x'"),
+        ({"inputs": [inputs()[0], tensor("age", "BYTES", ["x"])]}, "inputs.age: must be a number, not 'x'"),
+        ({"inputs": [inputs()[0], tensor("hour", "FP32", [0.5])]}, "inputs.hour: must be a 64-bit integer or a string"),
         ({"inputs": [inputs()[0], tensor("hour", "INT64", [1, 2])]}, "send one value, or one per candidate (12)"),
         (
             {"inputs": [inputs()[0], tensor("hour", "INT64", [1] * 11 + [2])]},
             "inputs.hour[11]: differs from the value of",
         ),
-        ({"inputs": [tensor("item_id", "FP32", [1.5])]}, "has ids of FP32 or null: send integers or BYTES"),
+        (
+            {"inputs": [tensor("item_id", "FP32", [1, 2])]},
+            "inputs.item_id: has the data type FP32, but holds ids: send integers or BYTES",
+        ),
+        (
+            {"inputs": [tensor("item_id", "BOOL", [True, False])]},
+            "inputs.item_id: has the data type BOOL, but holds ids",
+        ),
+        ({"inputs": [inputs()[0], tensor("user_id", "BOOL", [True])]}, "inputs.user_id: has the data type BOOL"),
+        ({"inputs": [tensor("item_id", "BYTES", ["v1", None])]}, "inputs.item_id[1]: is null: send an id"),
+        ({"inputs": [*inputs(), tensor("a\nb", "BYTES", ["red"])]}, r"inputs.a\nb: unknown tensor: this ranker reads"),
         ({"outputs": [{"name": "nope"}]}, "outputs.nope: unknown output: send "),
         ({"outputs": []}, "outputs: must not be empty"),
         ({"outputs": [{"name": "score"}] * 2}, "outputs.score: is requested twice"),
         ({"parameters": {"priority": 1}}, "parameters.priority: unknown parameter: send "),
-        ({"parameters": {"timeout": "1"}}, "parameters.timeout: must be an integer, in microseconds"),
+        (
+            {"parameters": {"timeout": "1"}},
+            "parameters.timeout: must be an integer from 1 to 86400000000, in microseconds",
+        ),
+        ({"parameters": {"timeout": 10**400}}, "parameters.timeout: must be an integer from 1 to "),
+        ({"parameters": {"x": None}}, "parameters.x: must be true or false, a number or a string"),
+        ({"parameters": {"time": "now"}}, "parameters.time: must be a time with a time zone"),
         ({"parameters": {"binary_data_output": 1}}, "parameters.binary_data_output: must be true or false"),
-        ({"parameters": {"deadline_ms": 0}}, "deadline_ms: must be at least 0.001"),
-        ({"parameters": {"objective.nope": 1.0}}, "objective.nope: is not among the tasks that are scored"),
+        ({"parameters": {"deadline_ms": 0}}, "parameters.deadline_ms: must be at least 0.001"),
+        ({"parameters": {"objective.nope": 1.0}}, "parameters.objective.nope: is not among the tasks that"),
         ({"inputs": []}, "inputs: must not be empty"),
         ({"itemz": 1}, "itemz: unknown field"),
     ],
@@ -187,6 +209,7 @@ def test_infer_deadlines_apply(client: TestClient) -> None:
 def test_infer_of_unknown_models_and_methods_has_the_form_of_the_protocol(client: TestClient) -> None:
     response = client.post("/v2/models/nope/infer", json={"inputs": inputs()})
     assert (response.status_code, list(response.json())) == (404, ["error"])
+    assert client.get(f"/v2/models/{'n' * 3000}").json()["error"] == f"no model '{'n' * 80}' is served; served: feed"
     assert client.get(URL).status_code == 405
     assert client.get(URL).json() == {"error": "this path does not allow this method: use POST"}
 

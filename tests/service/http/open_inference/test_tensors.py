@@ -54,6 +54,7 @@ def test_read_binary_invalid_data_is_named(datatype: str, data: bytes, message: 
         ("INT64", [2], [1, None], [1, None]),
         ("FP32", [2, 1], [[1.5], [2]], [1.5, 2]),
         ("BOOL", [2], [True, False], [1, 0]),
+        ("FP64", [2], [float("nan"), None], [None, None]),
         ("BYTES", [2, 2], [["a", "b"], ["c", "d"]], ["a", "b", "c", "d"]),
         ("BYTES", [2, 2], ["a", "b", "c", "d"], ["a", "b", "c", "d"]),
     ],
@@ -79,3 +80,10 @@ def test_read_json_elements(datatype: str, shape: list[int], data: list[Any], el
 def test_read_json_invalid_element_is_named(datatype: str, data: list[Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         read_json(make(datatype, [2], data))
+
+
+@pytest.mark.parametrize("data", [[["a", "c"], []], [["a"], ["b", "c"]], [[], ["a", "b"]]])
+def test_read_json_of_lists_of_another_length_than_the_shape_is_rejected(data: list[Any]) -> None:
+    """An element would move to another candidate."""
+    with pytest.raises(InvalidRequestError, match=r"inputs.x\[[01]\]: has \d elements for the shape \[2, 1\]: send 1"):
+        read_json(make("BYTES", [2, 1], data))
