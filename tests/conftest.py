@@ -9,6 +9,7 @@ import os
 # the same in all processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import logging
 import platform
 import shutil
@@ -75,6 +76,22 @@ GATES: dict[str, list[str]] = {
 
 
 pytest_plugins = ["tests.lanes", "tests.evidence"]
+
+gc.disable()  # until all tests are collected
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the million objects of modules and collected tests from garbage collection.
+
+    Traversing them takes a second, and each training and each start of a service collects garbage.
+    """
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # DuckDB reports objects that are left at the end as leaks.
+
 
 ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("repeatable", **ANY_SPEED, max_examples=30, derandomize=True)
@@ -241,6 +258,14 @@ def _no_warm_up() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("service.models.loader.warm_up", lambda *_: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_frozen_models() -> Iterator[None]:
+    """Let services in the test process leave garbage collection as it is; test_reconciler.py tests what they freeze."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.models.reconciler._freeze_objects", lambda **_: None)
         yield
 
 

@@ -31,7 +31,7 @@ RAW = (
 )
 SEEDS = 6
 TUNING_SEEDS, QUICK_TUNING_SEEDS = 2, 1
-ROWS, QUICK_ROWS = 200_000, 6_000
+ROWS, QUICK_ROWS = 200_000, 3_000
 """Rows of the synthetic log."""
 KUAIRAND, SYNTHETIC = "KuaiRand", "synthetic log"
 EXPERTS, K, WIDTH, TOWER = 8, 2, 128, 64

@@ -18,20 +18,13 @@ import pytest
 import ranking
 from pipelines.engines import kept_processes, run_in_processes
 from pipelines.runs.run import RunFolder
-from ranking.errors import LogError, RankerError
+from ranking.errors import RankerError
 from tests.support.command import ranker
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
+from tests.support.worker_tasks import double, own_id
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv" / "engines" / "bin" / "python"
-
-
-def double(number: int) -> int:
-    if number == 13:
-        raise LogError("part-13.parquet: is damaged")
-    if number == 99:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return 2 * number
 
 
 def test_processes_return_the_result_of_each_task() -> None:
@@ -46,10 +39,6 @@ def test_error_in_a_process_keeps_its_message() -> None:
 def test_killed_process_is_reported() -> None:
     with pytest.raises(RankerError, match="a worker was killed, perhaps because the memory was full"):
         list(run_in_processes(2, double, [1, 99, 2]))
-
-
-def own_id(_: int) -> int:
-    return os.getpid()
 
 
 def test_calls_share_processes_that_are_kept() -> None:

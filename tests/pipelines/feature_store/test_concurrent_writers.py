@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipelines.jobs.check_counters import check_counters, describe_missing
 from pipelines.jobs.follow_counters import Follower
 from pipelines.jobs.followed_version import FollowOptions
 from pipelines.jobs.load_counters import load_counters
+from ranking.artifacts import bundle
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, counter_key
 from ranking.counters.combine import within_window
 from ranking.encoding.vocabulary import stable_hash
@@ -36,7 +38,7 @@ END = ROUNDS[4]
 
 every_step = pytest.mark.parametrize(
     "steps",
-    [range(7, 1_000, 9), pytest.param(range(1, 1_000), marks=pytest.mark.nightly)],
+    [range(7, 1_000, 15), pytest.param(range(1, 1_000), marks=pytest.mark.nightly)],
     ids=["some", "all"],
 )
 """Numbers of the commands to the store before which something happens; the seventh is the first that may write."""
@@ -118,6 +120,14 @@ class Store:
 def _without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let two followers run at the same time, as on a filesystem without locks or with two copies of the logs."""
     monkeypatch.setattr(follow_counters, "lock_folders", lambda _: nullcontext())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _versions_loaded_once() -> Iterator[None]:
+    """Keep loaded versions: most commands of these tests would spend half of their time on loading the same one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle, "load", cache(bundle.load))
+        yield
 
 
 @pytest.fixture(scope="module")
