@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -22,8 +23,14 @@ def provenance(command: Sequence[str] = ()) -> dict[str, Any]:
     """
     return {
         "argv": list(command),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in DISTRIBUTIONS},
+        "versions": _versions(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         "system": f"{platform.system()} {platform.machine()}",
         "threads": torch.get_num_threads(),
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Return the installed versions, which are read from files."""
+    return {"python": platform.python_version()} | {name: version(name) for name in DISTRIBUTIONS}

@@ -47,20 +47,60 @@ def chromium() -> str:
     return path
 
 
+class Browser:
+    """A running browser; each page has cookies and storage of its own."""
+
+    def __init__(self, commands: Any, messages: Any) -> None:
+        self._commands, self._messages, self._last_id = commands, messages, 0
+
+    @contextmanager
+    def page(self) -> Iterator[Page]:
+        """Open an empty page, and close it at the end."""
+        context = {"browserContextId": self.call("Target.createBrowserContext")["browserContextId"]}
+        target = self.call("Target.createTarget", url="about:blank", **context)["targetId"]
+        yield Page(self, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
+        self.call("Target.disposeBrowserContext", **context)
+
+    def call(self, method: str, page: Page | None = None, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the DevTools protocol, if a page is given for this page, and return its result."""
+        self._last_id += 1
+        message = {"id": self._last_id, "method": method, "params": parameters}
+        if page is not None:
+            message["sessionId"] = page.session
+        self._commands.write(json.dumps(message).encode() + b"\0")
+        self._commands.flush()
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._last_id:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+            if page is not None and answer.get("sessionId") == page.session:
+                page.handle(answer["method"], answer["params"])
+
+    def _read(self) -> dict[str, Any]:
+        data = b""
+        while not data.endswith(b"\0"):
+            byte = self._messages.read(1)
+            assert byte, "the browser has ended"
+            data += byte
+        message: dict[str, Any] = json.loads(data[:-1])
+        return message
+
+
 class Page:
     """A page of a browser.
 
     Attributes:
+        session: id of the page in messages.
         requested: URLs that the page has requested.
         errors: Messages of its console, such as violations of its content security policy, and uncaught exceptions.
     """
 
-    def __init__(self, commands: Any, messages: Any) -> None:
-        self._commands, self._messages, self._last_id = commands, messages, 0
+    def __init__(self, browser: Browser, session: str) -> None:
+        self._browser, self.session = browser, session
         self.requested: list[str] = []
         self.errors: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -81,31 +121,11 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the DevTools protocol and return its result."""
-        self._last_id += 1
-        message = {"id": self._last_id, "method": method, "params": parameters}
-        if hasattr(self, "_session"):
-            message["sessionId"] = self._session
-        self._commands.write(json.dumps(message).encode() + b"\0")
-        self._commands.flush()
-        while True:
-            answer = self._read()
-            if answer.get("id") == self._last_id:
-                assert "error" not in answer, answer
-                result: dict[str, Any] = answer["result"]
-                return result
-            self._handle(answer.get("method"), answer.get("params"))
+        """Call a method of the DevTools protocol for this page and return its result."""
+        return self._browser.call(method, self, **parameters)
 
-    def _read(self) -> dict[str, Any]:
-        data = b""
-        while not data.endswith(b"\0"):
-            byte = self._messages.read(1)
-            assert byte, "the browser has ended"
-            data += byte
-        message: dict[str, Any] = json.loads(data[:-1])
-        return message
-
-    def _handle(self, event: str | None, parameters: Any) -> None:
+    def handle(self, event: str, parameters: dict[str, Any]) -> None:
+        """Keep what a message reports about this page."""
         if event == "Network.requestWillBeSent":
             self.requested.append(parameters["request"]["url"])
         elif event == "Log.entryAdded" and parameters["entry"]["level"] == "error":
@@ -115,8 +135,8 @@ class Page:
 
 
 @contextmanager
-def open_browser(profile: Path) -> Iterator[Page]:
-    """Start a browser with an empty page, and end it at the end.
+def open_browser(profile: Path) -> Iterator[Browser]:
+    """Start a browser, and end it at the end.
 
     Args:
         profile: Folder for the profile of the browser.
@@ -140,7 +160,7 @@ def open_browser(profile: Path) -> Iterator[Page]:
     os.close(message_writer)
     try:
         with os.fdopen(command_writer, "wb") as commands, os.fdopen(message_reader, "rb") as messages:
-            yield Page(commands, messages)
+            yield Browser(commands, messages)
     finally:
         process.kill()
         process.wait()

@@ -339,7 +339,7 @@ def test_configured_share_of_the_users_applies_to_run_bundle_and_report(copied_r
 
 
 def test_importance_of_a_share_of_the_users_uses_their_rows(bundle: Path, logs: Path) -> None:
-    evaluation = evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log", users=0.5, importance=True)
+    evaluation = evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log", users=0.1, importance=True)
     assert evaluation["importance"]["rows"] == evaluation["rows"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +38,17 @@ TABLE = "embeddings.collection.embedding_bags.{}.weight"
 BUDGET = {"gate": {"experts_budget": 2}}
 
 
+@pytest.fixture(scope="module")
+def shared_earlier(shared_shop: Shop) -> RunFolder:
+    """A run on 200 rows with a budget of two of three experts; read only."""
+    return train(shared_shop.config(model=BUDGET), shared_shop.folder / "earlier")
+
+
 @pytest.fixture
-def earlier(shop: Shop) -> RunFolder:
-    """A run on 200 rows with a budget of two of three experts."""
+def earlier(shop: Shop, shared_earlier: RunFolder) -> RunFolder:
+    """A copy of the shared run on the log of the shop; a test may change both."""
     shop.write(shop.table(200))
-    return train(shop.config(model=BUDGET), shop.folder / "earlier")
+    return RunFolder.open(shutil.copytree(shared_earlier.path, shop.folder / "earlier"))
 
 
 def new_days(shop: Shop, **replacements: pa.Array) -> None:
@@ -297,14 +304,14 @@ def test_warm_start_with_reopen_selects_again_among_all_experts(shop: Shop, earl
     ],
     ids=str,
 )
-@pytest.mark.parametrize("reopen", [False, True])
-def test_warm_start_of_every_gate_converges(shop: Shop, gate: dict[str, Any], reopen: bool) -> None:
+def test_warm_start_of_every_gate_converges(shop: Shop, gate: dict[str, Any]) -> None:
     shop.write(shop.table(200))
     config = shop.config(model={"gate": gate})
     earlier = train(config, shop.folder / "earlier")
     new_days(shop)
-    run = train_warm(config, shop.folder / "run", earlier, reopen=reopen)
-    assert load_model(run, config)[0].gate.converged().all()
+    for reopen in (False, True):
+        run = train_warm(config, shop.folder / f"run-{reopen}", earlier, reopen=reopen)
+        assert load_model(run, config)[0].gate.converged().all()
 
 
 @pytest.mark.parametrize("reopen", [False, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chromium import Page, open_browser
+from tests.support.chromium import Browser, Page, open_browser
 from tests.support.console_proxy import ConsoleProxy, console_proxy
 from tests.support.processes import ServiceProcess, running_service
 
@@ -33,7 +33,13 @@ def console(service: ServiceProcess) -> Iterator[ConsoleProxy]:
         yield console
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with open_browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    with open_browser(tmp_path / "profile") as page:
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.page() as page:
         yield page

@@ -68,7 +68,11 @@ def test_other_files_of_the_package_are_not_served(client: TestClient, name: str
 def test_page_shows_and_tries_operations_without_other_hosts(
     repository: Path, request_body: dict[str, Any], tmp_path: Path
 ) -> None:
-    with running_service(repository, threads=1) as service, open_browser(tmp_path) as page:
+    with (
+        running_service(repository, threads=1) as service,
+        open_browser(tmp_path) as browser,
+        browser.page() as page,
+    ):
         page.open(f"{service.url}/docs")
         operations = page.wait_for("[...document.querySelectorAll('.opblock-summary-path')].map(e => e.innerText)")
         assert {"/v1/rank", "/v1/models", "/v1/feedback", "/metrics", "/"} <= {
@@ -88,7 +92,11 @@ def test_page_authorizes_requests_with_a_key_and_documents_the_operations_port(
     keys = tmp_path / "keys.json"
     secret = create_key(keys, "browser", ("admin",))
     options = ["--keys", str(keys), "--operations-port", "0"]
-    with running_service(repository, options, threads=1) as service, open_browser(tmp_path / "profile") as page:
+    with (
+        running_service(repository, options, threads=1) as service,
+        open_browser(tmp_path / "profile") as browser,
+        browser.page() as page,
+    ):
         operations = f"http://{HOST}:{service.operations_port}"
         page.open(f"{operations}/docs")
         index = "#operations-repository-list_versions_v2_repository_index_post"
