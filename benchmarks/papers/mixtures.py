@@ -21,8 +21,9 @@ from pipelines.training.gate_schedule import GateSchedule
 from pipelines.training.optimizer import learning_rate_factor
 from pipelines.training.regularization import Regularization
 from ranking.gates import DSelectK, Gate, TopK
-from ranking.gates.config import GateConfig, build_gate
+from ranking.gates.factory import build_gate
 from ranking.model.mmoe import ForwardOutput
+from ranking.settings.gate import GateConfig
 
 WARMUP = 0.05
 """Fraction of the steps over which the learning rates rise."""

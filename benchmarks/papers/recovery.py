@@ -19,7 +19,7 @@ from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
 from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
-from ranking.gates.config import DSelectKConfig, TopKConfig
+from ranking.settings.gate import DSelectKConfig, TopKConfig
 
 SEEDS = 60
 FEATURES, UNITS = 10, 4

@@ -21,7 +21,7 @@ from pipelines.console import print_status
 from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
 from pipelines.training.distributed import DistContext
 from pipelines.training.task_similarity import group_tasks, measure_similarity
-from ranking.gates.config import DSelectKConfig, SoftmaxConfig, SoftmaxSelectorsConfig, TopKConfig
+from ranking.settings.gate import DSelectKConfig, SoftmaxConfig, SoftmaxSelectorsConfig, TopKConfig
 
 SEEDS = 8
 FEATURES, UNITS = 10, 4

@@ -22,13 +22,7 @@ from pipelines.bench.tables import section
 from pipelines.config.config import ConvergenceConfig
 from pipelines.console import print_status
 from pipelines.evaluation.paired import mean_and_error, paired_interval, plus_minus
-from ranking.gates.config import (
-    DSelectKConfig,
-    GumbelSoftmaxConfig,
-    SharedBottomConfig,
-    SoftmaxConfig,
-    TopKConfig,
-)
+from ranking.settings.gate import DSelectKConfig, GumbelSoftmaxConfig, SharedBottomConfig, SoftmaxConfig, TopKConfig
 
 SEEDS = 2
 DATA = {"Multi-MNIST": "mnist", "Multi-Fashion": "fashion-mnist"}

@@ -14,11 +14,12 @@ from torch import nn
 
 from benchmarks.serving.reference import set_selection
 from ranking.frozen.ranker import FrozenRanker
-from ranking.gates.config import DSelectKConfig
 from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
-from ranking.model.mmoe import MMoE, ModelConfig
+from ranking.model.mmoe import MMoE
 from ranking.schema import Schema
+from ranking.settings.gate import DSelectKConfig
+from ranking.settings.model import ModelConfig
 
 
 @torch.no_grad()

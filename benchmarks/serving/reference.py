@@ -21,12 +21,13 @@ from ranking.encoding.vocabulary import Vocabulary
 from ranking.frozen.freeze import freeze
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK, Gate
-from ranking.gates.config import DSelectKConfig
 from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
-from ranking.model.mmoe import MMoE, ModelConfig
+from ranking.model.mmoe import MMoE
 from ranking.schema import Owner, Schema
 from ranking.selection import Selection, flops
+from ranking.settings.gate import DSelectKConfig
+from ranking.settings.model import ModelConfig
 
 FEATURES: dict[Owner, tuple[int, int]] = {"user": (10, 7), "context": (5, 3), "item": (15, 10)}
 """Owner → number of categorical features (including the ids of users and items) and of numeric features."""

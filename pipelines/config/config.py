@@ -23,9 +23,9 @@ from pipelines.config.toml import read_toml
 from pipelines.config.types import Range, Timestamp
 from pipelines.config.uri import Uri, Uris
 from ranking.errors import ConfigError
-from ranking.model.mmoe import ModelConfig
 from ranking.schema import CrossFeature, ListOf, NumberFeature, NumericFeature, Objective, Schema, StrictModel
 from ranking.schema.validation_errors import format_validation_error
+from ranking.settings.model import ModelConfig
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 WIDTH_STEP = 4

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ranking.errors import ConfigError
-from ranking.gates.config import DSelectKConfig
+from ranking.settings.gate import DSelectKConfig
 
 if TYPE_CHECKING:
     from pipelines.config.config import Config

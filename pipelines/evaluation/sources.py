@@ -25,8 +25,8 @@ from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import LogError
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.ranker import FrozenRanker
-from ranking.gates.config import SingleTaskConfig
 from ranking.schema import Owner, Schema
+from ranking.settings.gate import SingleTaskConfig
 
 if TYPE_CHECKING:
     from ranking.model.mmoe import MMoE

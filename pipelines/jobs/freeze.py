@@ -43,11 +43,11 @@ from ranking.frozen.calibration import Calibration, to_probabilities
 from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.freeze import freeze as frozen
 from ranking.frozen.ranker import FrozenRanker
-from ranking.gates.config import SingleTaskConfig
 from ranking.metrics.binary import auc
 from ranking.model.mmoe import MMoE
 from ranking.schema import Owner, Task
 from ranking.selection import Selection
+from ranking.settings.gate import SingleTaskConfig
 
 GOLDEN_ROWS = 32
 """Number of rows with their scores that the bundle contains for verification."""

@@ -40,11 +40,11 @@ from ranking.errors import ConfigError, RankerError, UsageError
 from ranking.frozen.calibration import Calibration
 from ranking.gates import DSelectK, Gate
 from ranking.gates.base import mean_selection
-from ranking.gates.config import SingleTaskConfig
 from ranking.model.gate_stats import GateStatistics
 from ranking.model.mmoe import MMoE
 from ranking.schema import Schema
 from ranking.selection import RoutingCost, Selection, flops
+from ranking.settings.gate import SingleTaskConfig
 
 SINGLE_TASKS = "single_task trains a run for each task, and each of them reads the log: train it without a preparation"
 

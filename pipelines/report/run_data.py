@@ -12,7 +12,7 @@ from pipelines.config.config import Config
 from pipelines.runs.run import RunFolder
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.errors import LogError
-from ranking.gates.config import SingleTaskConfig
+from ranking.settings.gate import SingleTaskConfig
 
 Json = dict[str, Any]
 

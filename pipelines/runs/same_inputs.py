@@ -10,8 +10,8 @@ from pipelines.config.config import Config
 from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
 from ranking.errors import ConfigError, UsageError
-from ranking.gates.config import SingleTaskConfig
 from ranking.schema.value_text import value_text
+from ranking.settings.gate import SingleTaskConfig
 
 OWN_SECTIONS = ("model", "training", "tune", "evaluation", "serving")
 """Sections of the configuration that may differ between the runs."""

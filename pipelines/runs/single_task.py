@@ -7,9 +7,9 @@ from typing import Any
 
 from pipelines.config.config import Config, ServingConfig
 from pipelines.runs.run import RunFolder
-from ranking.gates.config import SharedBottomConfig
 from ranking.schema import CrossFeature
 from ranking.selection import Selection
+from ranking.settings.gate import SharedBottomConfig
 
 
 def task_configs(config: Config) -> dict[str, Config]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from pipelines.config.config import ConvergenceConfig
 from pipelines.training.gate_schedule import GateSchedule
 from ranking.gates import Gate, GumbelSoftmax, Routing, regularizers
-from ranking.gates.config import GateConfig
 from ranking.model.mmoe import ForwardOutput
+from ranking.settings.gate import GateConfig
 
 
 class Regularization:

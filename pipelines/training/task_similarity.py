@@ -23,8 +23,8 @@ from pipelines.training.distributed import DistContext
 from pipelines.training.labeled_batch import DeviceBatch
 from ranking.artifacts.atomic_files import write_json
 from ranking.gates import DSelectK
-from ranking.gates.config import DSelectKConfig
 from ranking.model.mmoe import MMoE
+from ranking.settings.gate import DSelectKConfig
 
 ROWS = 50_000
 """Number of rows that are read, over all ranks, in whole batches."""

@@ -37,9 +37,9 @@ from pipelines.training.regularization import Regularization
 from pipelines.training.teachers import Teachers
 from pipelines.training.warm_start import Continuation
 from ranking.errors import RankerError
-from ranking.gates.config import AttentiveConfig
 from ranking.model.losses import FixedWeighting, UncertaintyWeighting, label_weights, task_losses
 from ranking.model.mmoe import MMoE
+from ranking.settings.gate import AttentiveConfig
 
 MIN_STEPS = 100
 """Trainings with fewer steps log a warning, because the selection of experts is then mostly random."""

@@ -19,11 +19,11 @@ from ranking.encoding.encoder import Encoder
 from ranking.encoding.id_rows import OOV
 from ranking.encoding.vocabulary import Vocabulary
 from ranking.errors import ConfigError, InvalidInputError, LogError
-from ranking.gates.config import AttentiveConfig, SingleTaskConfig
 from ranking.model.embeddings import TABLES
 from ranking.model.mmoe import MMoE
 from ranking.schema.counters import HISTORY_POOLING
 from ranking.schema.value_text import value_text
+from ranking.settings.gate import AttentiveConfig, SingleTaskConfig
 
 MIN_STEPS = 8
 """Number of steps per epoch that the batches of a warm start are made small enough for."""

@@ -31,8 +31,8 @@ from pipelines.tuning.claimed_folder import claim_folder
 from pipelines.tuning.search_space import override
 from ranking.artifacts.atomic_files import write_json
 from ranking.errors import ConfigError, LogError, UsageError
-from ranking.model.mmoe import ModelConfig
 from ranking.selection import Shape
+from ranking.settings.model import ModelConfig
 
 CURRENT, SHARED = "the configuration", "one bottom for all tasks"
 SEPARATE, SELECTED = "one bottom per group", "selection side by side"

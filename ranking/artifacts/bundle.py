@@ -48,7 +48,7 @@ from ranking.schema.validation_errors import format_validation_error
 from ranking.selection import Selection
 
 if TYPE_CHECKING:
-    from ranking.gates.config import GateConfig
+    from ranking.settings.gate import GateConfig
 
 FORMAT, COMPACT_FORMAT, READING_FORMAT, MEAN_FORMAT = 3, 4, 5, 6
 """Formats that are written: 6 for the mean of several models, else 5 if the reading is not ``sum``, else 4 if
@@ -328,7 +328,7 @@ def _gate(settings: Any, folder: Path) -> GateConfig | None:
     if settings is None:
         return None
     try:
-        from ranking.gates.config import GateConfig
+        from ranking.settings.gate import GateConfig
     except ImportError:
         raise BundleError(
             f"{folder} has a per-example gate, which needs PyTorch: install it, or load another bundle"

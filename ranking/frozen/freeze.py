@@ -15,11 +15,11 @@ from ranking.frozen.embedding_rows import PREFIX
 from ranking.frozen.graph import GATE
 from ranking.frozen.ranker import FrozenRanker
 from ranking.frozen.weights import FACTORS, FrozenModel
-from ranking.gates.config import GateConfig
 from ranking.model.mmoe import MMoE
 from ranking.model.readings import SideBySide, WeightedSum
 from ranking.schema import Owner
 from ranking.selection import Selection
+from ranking.settings.gate import GateConfig
 
 
 @torch.no_grad()

@@ -13,9 +13,10 @@ from ranking.encoding.torch_batch import TorchBatch
 from ranking.frozen.embedding_rows import decoded
 from ranking.frozen.weights import FrozenModel, factors_of, layers_of
 from ranking.gates import Gate
-from ranking.gates.config import GateConfig, build_gate
+from ranking.gates.factory import build_gate
 from ranking.model.dense_inputs import DenseInputs
 from ranking.selection import Selection
+from ranking.settings.gate import GateConfig
 
 Layer = tuple[Tensor, Tensor]
 """Weight [inputs, outputs] and bias [outputs]."""

@@ -14,7 +14,7 @@ from ranking.frozen.embedding_rows import PREFIX, ROW_TYPES, SCALE
 from ranking.selection import Selection
 
 if TYPE_CHECKING:
-    from ranking.gates.config import GateConfig
+    from ranking.settings.gate import GateConfig
 
 Weights = Mapping[str, npt.NDArray[Any]]
 ArrayT = TypeVar("ArrayT")

@@ -4,75 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.gates import Routing
-from ranking.gates.config import DSelectKConfig, GateConfig, SoftmaxSelectorsConfig, build_gate
+from ranking.gates.factory import build_gate
 from ranking.model.dense_inputs import DenseInputs
 from ranking.model.experts import StackedLinear, StackedMLP
-from ranking.model.position_tower import PositionTower, PositionTowerConfig
+from ranking.model.position_tower import PositionTower
 from ranking.model.readings import ScaledSum, SideBySide, WeightedSum
-from ranking.schema import StrictModel, Widths
-from ranking.selection import Reading, Selection, Shape
+from ranking.selection import Selection, Shape
+from ranking.settings.model import ModelConfig
 
 if TYPE_CHECKING:  # Passed in, so that this module does not need TorchRec.
     from ranking.model.embeddings import Embeddings
-
-
-class ModelConfig(StrictModel):
-    """``[model]`` of ``ranker.toml``; the defaults are those measured in docs/results.md.
-
-    Attributes:
-        experts: number of experts n ≥ 1; a shared bottom always has one.
-        expert_layers: widths of an expert's ReLU layers.
-        tower_layers: widths of a task tower's ReLU layers, before its single output.
-        reading: what a tower reads of the experts that its task selected.
-        dropout: dropout probability after each of these layers, in training only.
-        gate: kind and settings of the gate.
-        side_tower: settings of the position tower, which reads the training-only features; None without one.
-    """
-
-    experts: PositiveInt = 8
-    expert_layers: Widths = (128,)
-    tower_layers: Widths = (64,)
-    reading: Reading = "sum"
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    gate: GateConfig = DSelectKConfig()
-    side_tower: PositionTowerConfig | None = None
-
-    @model_validator(mode="after")
-    def _check_expert_counts(self) -> Self:
-        k: int = getattr(self.gate, "k", 1)
-        if k > self.experts:
-            raise ValueError(f"gate.k = {k} exceeds the {self.experts} experts: choose k ≤ experts")
-        if self.experts_budget is not None and self.experts_budget > self.experts:
-            raise ValueError(
-                f"gate.experts_budget = {self.experts_budget} exceeds the {self.experts} experts: "
-                "choose a budget ≤ experts"
-            )
-        if self.reading != "sum" and (self.gate.kind == "attentive" or getattr(self.gate, "per_example", False)):
-            raise ValueError(f'reading = "{self.reading}" needs a gate that selects per task, not per example')
-        return self
-
-    @property
-    def num_experts(self) -> int:
-        """Number of experts n; 1 for a shared bottom."""
-        return 1 if self.gate.kind == "shared_bottom" else self.experts
-
-    @property
-    def experts_budget(self) -> int | None:
-        """Experts budget B including its default; None if the gate has no budget."""
-        gate = self.gate
-        if not isinstance(gate, DSelectKConfig | SoftmaxSelectorsConfig):
-            return None
-        if gate.experts_budget is None and not getattr(gate, "per_example", False):
-            return max(gate.k, self.experts // 4)
-        return gate.experts_budget
 
 
 class ForwardOutput(NamedTuple):

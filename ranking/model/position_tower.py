@@ -6,35 +6,19 @@ Zhao et al. 2019, "Recommending what video to watch next: a multitask ranking sy
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from ranking.encoding.torch_batch import TorchBatch
-from ranking.schema import ListOf, Name, StrictModel, Widths
+from ranking.settings.model import PositionTowerConfig
 
 if TYPE_CHECKING:  # Passed in, so that this module does not need TorchRec.
     from ranking.model.embeddings import Embeddings
 
 MOMENTUM = 0.1
 """Weight of the newest batch in the running mean, as in batch norm."""
-
-
-class PositionTowerConfig(StrictModel):
-    """``[model.side_tower]`` of ``ranker.toml``.
-
-    Attributes:
-        features: names of its input features: the training-only features and related ones, such as the device.
-        layers: widths of its ReLU layers.
-        dropout: probability that training hides a feature of a row, drawn independently per feature, so that the tower
-            does not explain everything by it.
-    """
-
-    features: Annotated[ListOf[Name], Field(min_length=1)]
-    layers: Widths = (16,)
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
 
 class PositionTower(nn.Module):

@@ -31,11 +31,12 @@ from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError
 from ranking.frozen.freeze import freeze
-from ranking.gates.config import SharedBottomConfig
 from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
-from ranking.model.mmoe import MMoE, ModelConfig
+from ranking.model.mmoe import MMoE
 from ranking.schema import Owner, Schema
+from ranking.settings.gate import SharedBottomConfig
+from ranking.settings.model import ModelConfig
 from service.app import create_app
 from service.http.decode import MIN_COLUMNS_BYTES
 from service.http.media_types import ARROW

@@ -20,11 +20,12 @@ from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import hash_column
 from ranking.frozen.freeze import freeze
 from ranking.frozen.ranker import FrozenRanker
-from ranking.gates.config import SoftmaxConfig
 from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
-from ranking.model.mmoe import MMoE, ModelConfig
+from ranking.model.mmoe import MMoE
 from ranking.schema import Owner, Schema
+from ranking.settings.gate import SoftmaxConfig
+from ranking.settings.model import ModelConfig
 
 ZONE = "Europe/Berlin"
 NOW = 1_750_000_000_000_000

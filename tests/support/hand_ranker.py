@@ -18,12 +18,13 @@ from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.frozen.freeze import freeze
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK
-from ranking.gates.config import DSelectKConfig, GateConfig
 from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
-from ranking.model.mmoe import MMoE, ModelConfig
+from ranking.model.mmoe import MMoE
 from ranking.schema import Owner, Schema
 from ranking.selection import Reading
+from ranking.settings.gate import DSelectKConfig, GateConfig
+from ranking.settings.model import ModelConfig
 
 __all__ = ["draw_rows", "hand_encoder", "hand_ranker", "hand_schema", "hand_tables"]
 __all__ += ["make_mmoe", "make_model", "mean_ranker", "ranker_of", "set_codes"]

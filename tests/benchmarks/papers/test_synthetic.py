@@ -10,7 +10,7 @@ import torch
 from benchmarks.papers.mixtures import Effort, Fit, Method, Split, evaluate, train
 from benchmarks.papers.synthetic import GROUP_EXPERTS, SCHEDULE, Synthetic, random_jaccard
 from ranking.gates import Softmax
-from ranking.gates.config import DSelectKConfig, GateConfig, TopKConfig
+from ranking.settings.gate import DSelectKConfig, GateConfig, TopKConfig
 
 ROWS: dict[Split, int] = {"train": 600, "validation": 300, "test": 4_500}
 

@@ -621,6 +621,21 @@ sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))
     assert pq.read_table(tmp_path / "scores.parquet").num_rows > 0
 
 
+def test_commands_that_only_read_logs_do_not_import_pytorch(logs: Path, tmp_path: Path) -> None:
+    """They would take seconds longer to start."""
+    script = """
+import sys
+sys.modules["torch"] = None
+from pipelines.cli.main import main
+logs, file = sys.argv[1:]
+assert main(["init", f"{logs}/log", "--out", file]) == 0
+assert main(["check", file]) == 0
+"""
+    command = [sys.executable, "-c", script, logs, tmp_path / "ranker.toml"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 # Serve listeners.
 
 

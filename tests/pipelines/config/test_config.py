@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from pipelines.config.config import Config, ConvergenceConfig, TrainingConfig, load_config
 from ranking.errors import ConfigError, UsageError
-from ranking.gates.config import DSelectKConfig
 from ranking.schema.validation_errors import format_validation_error
+from ranking.settings.gate import DSelectKConfig
 from tests.conftest import GATES
 
 DOCUMENT = """

@@ -62,7 +62,7 @@ def write_log(folder: Path, days: int) -> Path:
 
 
 def test_peak_memory_does_not_depend_on_the_size_of_the_log(tmp_path: Path) -> None:
-    """Takes about 10 s: protects trainings on logs that are larger than memory, here with a bound of half of the log."""
+    """Takes about 10 s: protects trainings on logs that are larger than memory, with a bound of half of this log."""
     script = Path(__file__).with_name("measure_memory.py")
     command = [sys.executable, str(script), str(write_log(tmp_path, days=4))]
     measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

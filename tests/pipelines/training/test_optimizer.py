@@ -12,7 +12,8 @@ from pipelines.training.labeled_batch import DeviceBatch
 from pipelines.training.optimizer import make_optimizer
 from ranking.model.losses import UncertaintyWeighting
 from ranking.model.mmoe import MMoE
-from ranking.model.position_tower import PositionTower, PositionTowerConfig
+from ranking.model.position_tower import PositionTower
+from ranking.settings.model import PositionTowerConfig
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop

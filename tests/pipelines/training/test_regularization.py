@@ -12,7 +12,9 @@ from pipelines.config.config import ConvergenceConfig
 from pipelines.training.gate_schedule import GateSchedule
 from pipelines.training.regularization import Regularization
 from ranking.gates import DSelectK, Gate, GumbelSoftmax, regularizers
-from ranking.gates.config import (
+from ranking.gates.factory import build_gate
+from ranking.model.mmoe import ForwardOutput
+from ranking.settings.gate import (
     AttentiveConfig,
     DSelectKConfig,
     GateConfig,
@@ -21,9 +23,7 @@ from ranking.gates.config import (
     SoftmaxConfig,
     SoftmaxSelectorsConfig,
     TopKConfig,
-    build_gate,
 )
-from ranking.model.mmoe import ForwardOutput
 
 STEPS = 200
 CONFIG = ConvergenceConfig(gamma=2.0, anneal_from=0.25, anneal_until=0.6, overlap_until=0.5)

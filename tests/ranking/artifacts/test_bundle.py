@@ -30,9 +30,9 @@ from ranking.frozen.calibration import Calibration, Isotonic, Platt
 from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.freeze import freeze
 from ranking.frozen.ranker import FrozenRanker
-from ranking.gates.config import GateConfig, SoftmaxConfig
 from ranking.model.mmoe import MMoE
 from ranking.selection import Selection
+from ranking.settings.gate import GateConfig, SoftmaxConfig
 from tests.support.encoded_batches import assert_equal_batches
 from tests.support.one_model import weights_of, with_weights
 

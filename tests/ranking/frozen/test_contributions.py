@@ -25,10 +25,10 @@ from ranking.frozen.freeze import freeze
 from ranking.frozen.graph import FrozenGraph
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.base import mean_selection
-from ranking.gates.config import GateConfig
 from ranking.model.mmoe import MMoE
 from ranking.schema import Owner
 from ranking.selection import Reading
+from ranking.settings.gate import GateConfig
 from tests.support.one_model import weights_of, with_weights
 
 OLD_BUNDLE = Path(__file__).parents[2] / "fixtures" / "version_0_1"

@@ -24,9 +24,9 @@ from ranking.frozen.calibration import Calibration, Floats, Isotonic, Platt, to_
 from ranking.frozen.freeze import freeze
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK
-from ranking.gates.config import GateConfig, SoftmaxConfig
 from ranking.model.mmoe import MMoE
 from ranking.selection import Selection
+from ranking.settings.gate import GateConfig, SoftmaxConfig
 from tests.support.one_model import weights_of, with_weights
 from tests.support.split_rows import split_rows
 

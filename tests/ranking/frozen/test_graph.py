@@ -29,10 +29,10 @@ from ranking.frozen.graph import FrozenGraph
 from ranking.frozen.ranker import FrozenRanker
 from ranking.frozen.weights import validate_weight_shapes
 from ranking.gates.base import mean_selection
-from ranking.gates.config import GateConfig
 from ranking.model.mmoe import ForwardOutput, MMoE
 from ranking.schema import Owner, Schema
 from ranking.selection import Reading
+from ranking.settings.gate import GateConfig
 from tests.support.one_model import weights_of, with_weights
 
 MakeMMoE = Callable[..., MMoE]

@@ -25,10 +25,10 @@ from ranking.frozen.calibration import Calibration, Platt
 from ranking.frozen.freeze import freeze
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
-from ranking.gates.config import SoftmaxConfig
 from ranking.model.mmoe import MMoE
 from ranking.schema import Owner
 from ranking.selection import Selection
+from ranking.settings.gate import SoftmaxConfig
 
 DrawRows = Callable[[int, int], pa.Table]
 TASKS = ["click", "like", "watch", "rating"]

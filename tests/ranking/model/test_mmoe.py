@@ -19,14 +19,15 @@ from ranking.encoding.feature_table import fill_features
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.frozen.calibration import to_probabilities
 from ranking.gates import DSelectK
-from ranking.gates.config import GateConfig
 from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.losses import task_losses
-from ranking.model.mmoe import MMoE, ModelConfig
+from ranking.model.mmoe import MMoE
 from ranking.model.readings import ScaledSum, SideBySide
 from ranking.schema import Owner, Schema
 from ranking.selection import Reading
+from ranking.settings.gate import GateConfig
+from ranking.settings.model import ModelConfig
 
 MakeModel = Callable[..., MMoE]
 MakeMMoE = Callable[..., MMoE]

@@ -21,8 +21,9 @@ from ranking.frozen.freeze import freeze
 from ranking.frozen.ranker import FrozenRanker
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE
-from ranking.model.position_tower import MOMENTUM, PositionTower, PositionTowerConfig
+from ranking.model.position_tower import MOMENTUM, PositionTower
 from ranking.schema import Schema
+from ranking.settings.model import PositionTowerConfig
 from tests.support.one_model import weights_of
 
 SCHEMA = Schema.model_validate(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ranking.model.mmoe import ModelConfig
 from ranking.schema import Schema
+from ranking.settings.model import ModelConfig
 from tests.support.validation_messages import validation_message
 
 AGE = {"name": "age", "kind": "numeric", "owner": "user"}

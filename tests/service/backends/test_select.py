@@ -18,7 +18,7 @@ import torch
 import ranking
 from ranking.errors import BundleError
 from ranking.frozen.ranker import FrozenRanker
-from ranking.gates.config import DSelectKConfig
+from ranking.settings.gate import DSelectKConfig
 from service.backends import select
 from service.backends.select import BackendName, select_backend
 

@@ -1,4 +1,4 @@
-"""``[model.gate]`` of ``ranker.toml``: the settings of each kind of gate, and the factory that builds it."""
+"""``[model.gate]`` of ``ranker.toml``: the settings of each kind of gate."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, NonNegativeFloat, PositiveInt, Tag, model_validator
 
-from ranking.gates.attentive import AttentiveGate
-from ranking.gates.base import Gate
-from ranking.gates.dselect_k import DSelectK, Surplus
-from ranking.gates.gumbel_softmax import GumbelSoftmax
-from ranking.gates.shared_bottom import SharedBottom
-from ranking.gates.softmax import Softmax
-from ranking.gates.softmax_selectors import SoftmaxSelectors
-from ranking.gates.top_k import TopK
 from ranking.schema import StrictModel
 
 
@@ -78,7 +70,7 @@ class DSelectKConfig(_Selectors, _PerExample):
 
     kind: Literal["dselect_k"] = "dselect_k"
     start: Literal["similar_tasks", "random"] = "similar_tasks"
-    surplus: Surplus = "fold"
+    surplus: Literal["fold", "random", "penalty"] = "fold"
     surplus_weight: NonNegativeFloat = 0.1
 
 
@@ -153,39 +145,3 @@ GateConfig = Annotated[
     | Annotated[SingleTaskConfig, Tag("single_task")],
     Discriminator(_kind),
 ]
-
-
-def build_gate(
-    config: GateConfig, num_tasks: int, num_experts: int, input_size: int, width: int, gamma: float = 1.0
-) -> Gate:
-    """Build an untrained gate.
-
-    Args:
-        config: kind and settings.
-        num_tasks: number of tasks T.
-        num_experts: number of experts n.
-        input_size: width of the examples, which per-example gates read.
-        width: width of the experts' outputs, which an attentive gate reads.
-        gamma: initial width of DSelect-k's fractional region.
-
-    Raises:
-        ValueError: ``single_task`` does not have a gate, or a setting is out of range.
-    """
-    examples = input_size if getattr(config, "per_example", False) else None
-    match config:
-        case DSelectKConfig():
-            return DSelectK(num_tasks, num_experts, config.k, gamma, examples, config.surplus)
-        case TopKConfig():
-            return TopK(num_tasks, num_experts, config.k, examples, config.noise)
-        case SoftmaxConfig():
-            return Softmax(num_tasks, num_experts, examples)
-        case GumbelSoftmaxConfig():
-            return GumbelSoftmax(num_tasks, num_experts)
-        case SoftmaxSelectorsConfig():
-            return SoftmaxSelectors(num_tasks, num_experts, config.k)
-        case AttentiveConfig():
-            return AttentiveGate(num_tasks, num_experts, input_size, width)
-        case SharedBottomConfig():
-            return SharedBottom(num_tasks)
-        case SingleTaskConfig():
-            raise ValueError("single_task trains one model per task and does not have a gate")
