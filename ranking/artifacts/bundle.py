@@ -20,8 +20,9 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +47,7 @@ from ranking.regular_files import read_parquet, read_regular
 from ranking.schema import Objective, Schema
 from ranking.schema.validation_errors import format_validation_error
 from ranking.selection import Selection
-
-if TYPE_CHECKING:
-    from ranking.settings.gate import GateConfig
+from ranking.settings.gate import GateConfig
 
 FORMAT, COMPACT_FORMAT, READING_FORMAT, MEAN_FORMAT = 3, 4, 5, 6
 """Formats that are written: 6 for the mean of several models, else 5 if the reading is not ``sum``, else 4 if
@@ -328,7 +327,7 @@ def _gate(settings: Any, folder: Path) -> GateConfig | None:
     if settings is None:
         return None
     try:
-        from ranking.settings.gate import GateConfig
+        import_module("torch")
     except ImportError:
         raise BundleError(
             f"{folder} has a per-example gate, which needs PyTorch: install it, or load another bundle"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,7 @@ import numpy.typing as npt
 from ranking.encoding.encoder import Encoder
 from ranking.frozen.embedding_rows import PREFIX, ROW_TYPES, SCALE
 from ranking.selection import Selection
-
-if TYPE_CHECKING:
-    from ranking.settings.gate import GateConfig
+from ranking.settings.gate import GateConfig
 
 Weights = Mapping[str, npt.NDArray[Any]]
 ArrayT = TypeVar("ArrayT")
