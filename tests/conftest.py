@@ -83,7 +83,7 @@ gc.disable()  # until all tests are collected
 def pytest_collection_finish() -> None:
     """Exclude the million objects of modules and collected tests from garbage collection.
 
-    Traversing them takes a second, and each training and each start of a service collects garbage.
+    Traversing them takes a second, and each training collects garbage.
     """
     gc.freeze()
     gc.enable()

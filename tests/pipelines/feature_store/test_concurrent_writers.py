@@ -124,7 +124,7 @@ def _without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _versions_loaded_once() -> Iterator[None]:
-    """Keep loaded versions: most commands of these tests would spend half of their time on loading the same one."""
+    """Keep the loaded version, which hundreds of commands would load again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle, "load", cache(bundle.load))
         yield

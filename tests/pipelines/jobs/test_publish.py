@@ -269,7 +269,7 @@ def killed_publications(
 
 @pytest.fixture(scope="module", params=[3, pytest.param(1, marks=pytest.mark.nightly)])
 def killed(bundle: Path, repository: Path, ranker: KilledRanker, request: pytest.FixtureRequest) -> list[Path]:
-    """Copies of the repository, left before every third change; the first 120 are those of the copy of the bundle."""
+    """Copies of the repository; the first 120 changes are those of the copy of the bundle."""
     changes = [*range(1, 120, 30), *range(120, 1_000, request.param)]
     return killed_publications(bundle, repository, ranker, f"next-{request.param}", changes)
 

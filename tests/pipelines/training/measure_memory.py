@@ -1,4 +1,4 @@
-"""Script that profiles and reads a log, and prints the peak memory of each step as JSON."""
+"""Script that profiles and reads a small and a large log, and prints the peak memory of each step as JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def peak_memory() -> int:
 
 
 tracemalloc.start()
-log = Log(Path(sys.argv[1]))
-profile = log.profile()
-read, rows = log.read()
-print(json.dumps({"profile": profile, "read": read, "rows": rows}))
+logs = [Log(Path(toml)) for toml in sys.argv[1:]]
+profiles, reads = [log.profile() for log in logs], [log.read() for log in logs]
+print(json.dumps([{"profile": p, "read": read, "rows": rows} for p, (read, rows) in zip(profiles, reads, strict=True)]))
