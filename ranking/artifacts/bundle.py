@@ -20,7 +20,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -327,7 +326,7 @@ def _gate(settings: Any, folder: Path) -> GateConfig | None:
     if settings is None:
         return None
     try:
-        import_module("torch")
+        import torch  # noqa: F401 — whether it can be imported
     except ImportError:
         raise BundleError(
             f"{folder} has a per-example gate, which needs PyTorch: install it, or load another bundle"
