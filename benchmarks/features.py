@@ -110,7 +110,7 @@ def train_pass(log: Path, folder: Path) -> float:
         fit(trainer)
         seconds.append(time.perf_counter() - start)
 
-    Trainer.fit = timed  # type: ignore[method-assign]
+    Trainer.fit = timed  # type: ignore[method-assign, assignment]
     train(Config.model_validate(document(log)), folder)
     return seconds[0]
 

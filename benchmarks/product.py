@@ -83,7 +83,8 @@ def tune(
         folder: folder of the runs, which are removed.
         allowed: whether an outcome may be chosen. A trial with another outcome is chosen only if all trials have one.
     """
-    seeds, records = list(seeds), []
+    seeds = list(seeds)
+    records: list[dict[str, Any]] = []
     for trial in trials:
         configs = [load_config(log, [*settings, *trial, f"training.seed={seed}"]) for seed in seeds]
         outcomes = [measure(config.without_test_split(), folder) for config in configs]

@@ -154,7 +154,7 @@ def run(job: tuple[Path, str, float, int, int, Rates, bool]) -> dict[str, Any]:
     fixed = [f"training.seed={seed}", "evaluation.baselines=[]", "evaluation.bootstrap=0"]
     path = log_folder(work, degree, seed, rows) / "ranker.toml"
     whole = load_config(path, [*chosen.overrides(rates), *fixed])
-    names = sorted({task.group for task in whole.tasks}) if chosen.groups else [None]
+    names = sorted({task.group for task in whole.tasks}, key=str) if chosen.groups else [None]
     outcomes = []
     for group in names:
         tasks = tuple(task for task in whole.tasks if group in (None, task.group))

@@ -15,6 +15,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,11 @@ def compare(folders: dict[str, Path], rows: int, count: int, state: str, forward
             numbers = random.integers(rows, size=count)
             return texts_of(numbers, length) if length else numbers.tolist()
 
-        warm_ids = draw_ids()
-        draw[name] = draw_ids if state == "cold" else lambda warm_ids=warm_ids: warm_ids
-        calls[name] = lambda ids, index=index: index.take(index.rows(ids))
+        def take(ids: list[Any], index: FeatureIndex = index) -> object:
+            return index.take(index.rows(ids))
+
+        draw[name] = draw_ids if state == "cold" else partial(list, draw_ids())
+        calls[name] = take
     calls["forward"], draw["forward"] = lambda _: forward(), list
     return list(time_turns(calls, draw, state).values())
 

@@ -83,8 +83,8 @@ class Split:
     def of(cls, batch: LabeledBatch, columns: TreeColumns) -> Split:
         """Convert encoded rows, which have groups."""
         assert batch.groups is not None
-        batch = batch.take(np.argsort(batch.groups, kind="stable"))
         _, sizes = np.unique(batch.groups, return_counts=True)
+        batch = batch.take(np.argsort(batch.groups, kind="stable"))
         return cls(columns.matrix(batch.inputs), batch.labels, batch.weights, sizes)
 
 

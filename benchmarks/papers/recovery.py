@@ -117,7 +117,7 @@ def run(seeds: int, *, quick: bool) -> dict[str, Any]:
     for target in TARGETS:
         grid = GRIDS[target].smallest() if quick else GRIDS[target]
         make = partial(Recovery, target=target, rows=rows)
-        methods = {}
+        methods: dict[str, dict[str, Any]] = {}
         for method in METHODS:
             tuned, trials = tune(method, grid, make, 2 if quick else TUNING_PROBLEMS, effort)
             problems = make(range(FRESH_SEED, FRESH_SEED + seeds))

@@ -35,18 +35,27 @@ TASKS, TUNING_TASKS, TUNING_PROBLEMS = (16, 32, 64, 128), 32, 4
 EFFORT, QUICK = Effort(steps=8_000, batch=512), Effort(steps=30, batch=64)
 GRID = Grid(gate_rates=(1e-1, 3e-2, 1e-2, 3e-3), rates=(4e-1, 2e-1, 1e-1), annealings=(1, 3))
 SCHEDULE = ConvergenceConfig(anneal_from=0.2, anneal_until=0.6, hold_alpha_until=0.3)
-SELECTORS = {"k": K, "overlap_weight": 0.03}
+OVERLAP_WEIGHT = 0.03
 DSELECT_K, TOP_K = "DSelect-k", "Top-k"
 DSELECT_K_SIMILAR, TOP_K_SIMILAR = f"{DSELECT_K} from similar tasks", f"{TOP_K} from similar tasks"
 METHODS = (
-    Method(DSELECT_K, DSelectKConfig(**SELECTORS, start="random"), convergence=SCHEDULE),
+    Method(DSELECT_K, DSelectKConfig(k=K, overlap_weight=OVERLAP_WEIGHT, start="random"), convergence=SCHEDULE),
     Method(TOP_K, TopKConfig(kind="top_k", k=K), convergence=SCHEDULE),
-    Method(DSELECT_K_SIMILAR, DSelectKConfig(**SELECTORS), convergence=SCHEDULE, similar_tasks=True),
+    Method(
+        DSELECT_K_SIMILAR,
+        DSelectKConfig(k=K, overlap_weight=OVERLAP_WEIGHT),
+        convergence=SCHEDULE,
+        similar_tasks=True,
+    ),
     Method(TOP_K_SIMILAR, TopKConfig(kind="top_k", k=K), convergence=SCHEDULE, similar_tasks=True),
-    Method("Ablation (annealing)", SoftmaxSelectorsConfig(kind="softmax_selectors", **SELECTORS), convergence=SCHEDULE),
+    Method(
+        "Ablation (annealing)",
+        SoftmaxSelectorsConfig(kind="softmax_selectors", k=K, overlap_weight=OVERLAP_WEIGHT),
+        convergence=SCHEDULE,
+    ),
     Method(
         "Ablation (entropy)",
-        SoftmaxSelectorsConfig(kind="softmax_selectors", **SELECTORS, entropy_weight=0.01),
+        SoftmaxSelectorsConfig(kind="softmax_selectors", k=K, overlap_weight=OVERLAP_WEIGHT, entropy_weight=0.01),
         convergence=SCHEDULE.model_copy(update={"final_gamma": 1.0}),
     ),
     Method("Softmax", SoftmaxConfig(kind="softmax"), convergence=SCHEDULE),
@@ -102,7 +111,8 @@ class Synthetic(Problems):
     def jaccard(self, fit: Fit, problem: int) -> tuple[float, float]:
         """Return the mean Jaccard index of the experts of two related tasks, and of two unrelated tasks (0 if none)."""
         experts = [fit.experts(problem * self.tasks + task) for task in range(self.tasks)]
-        related, unrelated = [], []
+        related: list[float] = []
+        unrelated: list[float] = []
         for a, b in itertools.combinations(range(self.tasks), 2):
             index = len(experts[a] & experts[b]) / len(experts[a] | experts[b])
             (related if a // GROUP_TASKS == b // GROUP_TASKS else unrelated).append(index)

@@ -49,13 +49,15 @@ def tune(
         problems: number of problems.
         effort: amount of training.
     """
+    tried: list[Method] = []
     trials: list[dict[str, Any]] = []
     for gate_rate, rate, annealings in itertools.product(grid.gate_rates, grid.rates, grid.annealings):
-        settings = {"gate_rate": gate_rate, "rate": rate, "annealings": annealings}
+        tried.append(replace(method, gate_rate=gate_rate, rate=rate, annealings=annealings))
         untrained = make_problems(range(TUNING_SEED, TUNING_SEED + problems))
-        fit = train(untrained, replace(method, **settings), effort, TUNING_SEED)
+        fit = train(untrained, tried[-1], effort, TUNING_SEED)
         loss = round(float(evaluate(untrained, fit, "validation").mean()), 6)
+        settings = {"gate_rate": gate_rate, "rate": rate, "annealings": annealings}
         print_status(f"{method.name}: {settings}: validation loss {loss}")
         trials.append({**settings, "validation_loss": loss})
-    best = min(trials, key=lambda trial: trial["validation_loss"])
-    return replace(method, **{name: best[name] for name in ("gate_rate", "rate", "annealings")}), trials
+    losses = [trial["validation_loss"] for trial in trials]
+    return tried[losses.index(min(losses))], trials

@@ -44,7 +44,7 @@ PARTS: dict[str, benchmark.Part] = {
     "overload": measure_overload,
     "attacks": measure_attacks,
     "served": measure_served_log,
-    peer_comparison.PART: peer_comparison.compare,
+    peer_comparison.PART: partial(peer_comparison.compare, effort=peer_comparison.FULL),
     budget.PART: budget.measure_budget,
 }
 """Part → its measurement."""
@@ -76,11 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--items", type=int, help="items of the reference model (default: 1000000)")
     parser.add_argument("--quick", action="store_true", help="measure tiny sizes, to test the benchmark itself")
     arguments = parser.parse_args(argv)
-    sizes, effort = (QUICK, peer_comparison.QUICK) if arguments.quick else (FULL, peer_comparison.FULL)
+    sizes = QUICK if arguments.quick else FULL
     if arguments.items is not None:
         sizes = replace(sizes, items=arguments.items)
-    measurements = PARTS | {peer_comparison.PART: partial(peer_comparison.compare, effort=effort)}
-    parts = {part: measurements[part] for part in arguments.only}
+    parts = {part: PARTS[part] for part in arguments.only}
+    if arguments.quick and peer_comparison.PART in parts:
+        parts[peer_comparison.PART] = partial(peer_comparison.compare, effort=peer_comparison.QUICK)
     file = arguments.docs / "results" / f"{NAME}.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     try:

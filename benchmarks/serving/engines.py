@@ -22,6 +22,7 @@ from benchmarks.serving import roofline
 from benchmarks.serving.dense_model import dense_model, dense_ranker, without_split
 from benchmarks.serving.dense_onnx import DenseOnnxBackend
 from benchmarks.serving.interleave import interleave
+from benchmarks.serving.sizes import ServingSizes
 from pipelines.bench.harness import Harness
 from pipelines.bench.report import caption_of_turns
 from pipelines.bench.requests import DISTINCT_REQUESTS, Requests
@@ -65,7 +66,7 @@ class Contender:
 
 def measure_engines(harness: Harness) -> dict[str, Any]:
     """Run this module on the measured cores."""
-    sizes = harness.sizes
+    sizes = ServingSizes.of(harness)
     candidates = ",".join(map(str, harness.candidates))
     module = "benchmarks.serving.engines"
     return harness.run_module(module, harness.folder, candidates, sizes.turns, sizes.call_seconds, harness.threads)

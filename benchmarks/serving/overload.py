@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.serving.attacks import ATTACKS, RETRIES
 from benchmarks.serving.measured_server import resident_bytes, responses_by_status
+from benchmarks.serving.sizes import ServingSizes
 from pipelines.bench.harness import Harness
 from pipelines.bench.report import caption, medians, rate_and_latencies
 from pipelines.bench.server_process import ServerProcess
@@ -39,7 +40,7 @@ CLOSED_LOOP_SHARE = 1 / 6
 
 def measure_overload(harness: Harness) -> dict[str, Any]:
     """Measure a closed loop, an open loop of five times its rate, the closed loop again, and clients that retry."""
-    candidates, seconds = _candidates(harness), harness.sizes.overload_seconds
+    candidates, seconds = _candidates(harness), ServingSizes.of(harness).overload_seconds
     turns = []
     for turn in range(harness.sizes.turns):
         with harness.service(max_queue_rows=MAX_ADMITTED * max(candidates, ROWS_PER_REQUEST)) as server:
@@ -94,11 +95,11 @@ def _measure_retries(harness: Harness) -> dict[str, dict[str, float]]:
     measured = {}
     with harness.service(max_queue_rows=RETRY_QUEUE_ROWS) as server:
         _closed_loop(harness, server, CLIENTS)  # Warms up the service.
-        for clients in harness.sizes.retrying_clients:
+        for clients in ServingSizes.of(harness).retrying_clients:
             before = responses_by_status(server)
             with _attack(RETRIES, server, clients):  # It is connected, but has sent nothing yet.
                 start, cpu = time.monotonic(), server.cpu_seconds()
-                time.sleep(harness.sizes.overload_seconds * CLOSED_LOOP_SHARE)
+                time.sleep(ServingSizes.of(harness).overload_seconds * CLOSED_LOOP_SHARE)
                 seconds, cpu = time.monotonic() - start, server.cpu_seconds() - cpu
             after = responses_by_status(
                 server
@@ -114,11 +115,11 @@ def _measure_retries(harness: Harness) -> dict[str, dict[str, float]]:
 
 
 def _candidates(harness: Harness) -> int:
-    return min(harness.sizes.overload_candidates, harness.max_candidates)
+    return min(ServingSizes.of(harness).overload_candidates, harness.max_candidates)
 
 
 def _closed_loop(harness: Harness, server: ServerProcess, clients: int) -> dict[str, Any]:
-    seconds = harness.sizes.overload_seconds * CLOSED_LOOP_SHARE
+    seconds = ServingSizes.of(harness).overload_seconds * CLOSED_LOOP_SHARE
     return harness.closed_loop(server, FORM, _candidates(harness), clients, seconds)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Self
 
 from pipelines.bench import sizes
+from pipelines.bench.harness import Harness
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,12 @@ class ServingSizes(sizes.Sizes):
     overload_candidates: int
     overload_seconds: float
     retrying_clients: tuple[int, ...]
+
+    @classmethod
+    def of(cls, harness: Harness) -> Self:
+        """Return the sizes of a harness of this benchmark."""
+        assert isinstance(harness.sizes, cls)
+        return harness.sizes
 
 
 FULL = ServingSizes(

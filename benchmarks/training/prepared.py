@@ -99,7 +99,7 @@ def write(folder: Path, config: Config, batch: LabeledBatch, sizes: dict[str, in
         raise SystemExit("the other libraries cannot mask labels: use a log without null labels")
     tasks = {task.name: task.kind == "binary" for task in schema.tasks}
     folder.mkdir(parents=True)
-    np.savez(folder / "rows.npz", labels=labels, **arrays)
+    np.savez(folder / "rows.npz", labels=labels, **arrays)  # type: ignore[arg-type]  # NumPy declares its own keyword beside them
     metadata = {"sparse": [asdict(feature) for feature in sparse], "dense": dense, "tasks": tasks}
     (folder / "rows.json").write_text(json.dumps(metadata))
 

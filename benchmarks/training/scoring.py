@@ -33,14 +33,15 @@ def main(folder: Path, rows: int, repeats: int) -> dict[str, Any]:
     settings = [f"training.batch_size={min(shape.BATCH, rows // 100)}", *shape.WITHOUT_COUNTERS]
     config = load_config(folder / "log" / "ranker.toml", settings)
     ranker = freeze_run(train(config, folder / "run").path, folder / "bundle")
-    batches = prepare_batches(ranker, config.logs.path)
+    path = folder / "log" / "log"
+    batches = prepare_batches(ranker, path)
     count = sum(map(len, batches))
     command_rates, graph_rates = [], []
     for repeat in range(repeats + 1):  # The first repeat is a warm-up.
         start = time.perf_counter()
         run_graph(ranker, batches)
         middle = time.perf_counter()
-        score_log(ranker, config.logs.path, folder / f"scores-{repeat}.parquet")
+        score_log(ranker, path, folder / f"scores-{repeat}.parquet")
         end = time.perf_counter()
         graph_rates.append(count / (middle - start))
         command_rates.append(count / (end - middle))

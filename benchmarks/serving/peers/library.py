@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.serving.peers.protocol import Body, Scores, candidate_ids
 from ranking.artifacts import bundle
 from ranking.encoding.request_batch import RequestBatch
+from ranking.schema import Owner
 from service.backends.select import select_backend
 from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import RequestEncoder
@@ -37,5 +38,8 @@ class Library:
 
 def _to_request(body: Body) -> FeatureRequest:
     ids, context = candidate_ids(body), {name: [value] for name, value in body["context"].items()}
-    owners = {"user": RawFeatures([body["user"]["id"]], {}), "context": RawFeatures(None, context)}
+    owners: dict[Owner, RawFeatures] = {
+        "user": RawFeatures([body["user"]["id"]], {}),
+        "context": RawFeatures(None, context),
+    }
     return FeatureRequest({**owners, "item": RawFeatures(ids, {})}, [len(ids)])

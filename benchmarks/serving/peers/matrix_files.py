@@ -16,7 +16,7 @@ from ranking.encoding.id_rows import OOV
 from ranking.encoding.request_batch import FeatureGroup, SharedItemSplitter
 from ranking.encoding.vocabulary import Vocabulary
 from ranking.frozen.ranker import FrozenRanker
-from ranking.schema import Schema
+from ranking.schema import Owner, Schema
 from service.backends.onnx import EmbeddingLookup
 from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import RequestEncoder
@@ -74,7 +74,7 @@ def _write_inputs(ranker: FrozenRanker, splitter: SharedItemSplitter, context: d
 
     def request(users: Sequence[int], items: Sequence[int], counts: list[int]) -> FeatureRequest:
         contexts = {name: [value] * len(users) for name, value in context.items()}
-        owners = {"user": RawFeatures(users, {}), "context": RawFeatures(None, contexts)}
+        owners: dict[Owner, RawFeatures] = {"user": RawFeatures(users, {}), "context": RawFeatures(None, contexts)}
         return FeatureRequest({**owners, "item": RawFeatures(items, {})}, counts)
 
     def embed_user_chunk(ids: Sequence[int]) -> Float32:

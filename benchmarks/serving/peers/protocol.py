@@ -29,13 +29,12 @@ Scores = npt.NDArray[np.float32]
 
 
 class Scorer(Protocol):
-    """Scores parsed requests.
+    """Scores parsed requests."""
 
-    Attributes:
-        tasks: names of the columns of the scores.
-    """
-
-    tasks: Sequence[str]
+    @property
+    def tasks(self) -> Sequence[str]:
+        """Names of the columns of the scores."""
+        ...
 
     def score(self, bodies: Sequence[Body]) -> list[Scores]:
         """Return the scores of each request; all requests form one batch."""

@@ -27,7 +27,7 @@ def main() -> None:
 
     @batch
     def infer(**inputs: np.ndarray) -> dict[str, np.ndarray]:
-        data = answers(scorer, inputs[INPUT][:, 0])
+        data = answers(scorer, inputs[INPUT][:, 0].tolist())
         return {OUTPUT: np.array(data, dtype=object)[:, None]}
 
     size, wait = arguments.settings["size"], int(arguments.settings["wait"] * 1e6)

@@ -53,7 +53,7 @@ def main() -> None:
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     serve.start(http_options={"host": HOST, "port": arguments.port})
     signal.signal(signal.SIGTERM, stop)
-    serve.run(Ranker.bind(), route_prefix="/")
+    serve.run(Ranker.bind(), route_prefix="/")  # type: ignore[attr-defined]  # added by the decorator
     signal.pause()
 
 
