@@ -202,7 +202,7 @@ def run_of(logs: Path, run: RunFolder, once: Once) -> Callable[[str], RunFolder]
     def get_run(gate: str) -> RunFolder:
         if gate == "dselect_k all experts":
             return run
-        config = load_config(logs / "ranker.toml", SMALL + GATES[gate])
+        config = load_config(logs / "ranker.toml", [*SMALL, *GATES[gate], "evaluation.baselines=['user_mean']"])
         return RunFolder.open(once(f"run of {gate}", lambda folder: train(config, folder)))
 
     return get_run

@@ -41,9 +41,8 @@ VARIABLE = re.compile(r"…|\b(?:PID|N|NAME)\b|\d+|'[^']*'")
 def messages_of_the_code() -> list[str]:
     """All string literals of the packages, with ``PLACEHOLDER`` for each formatted part."""
     files = chain.from_iterable((ROOT / package).rglob("*.py") for package in ("ranking", "service", "pipelines"))
-    return [
-        message for file in [*files, *(ROOT / ".ci").glob("*.py")] for message in literals(ast.parse(file.read_text()))
-    ]
+    trees = (ast.parse(file.read_text()) for file in [*files, *(ROOT / ".ci").glob("*.py")])
+    return list(dict.fromkeys(message for tree in trees for message in literals(tree)))
 
 
 def literals(tree: ast.AST) -> Iterator[str]:
@@ -78,17 +77,37 @@ def occurs(quote: str, message: str) -> bool:
     Either the message contains the fixed parts of the quote in this order, or the quote is the message with its
     formatted parts filled in. The second case requires two fixed words, so that ``%s: %s`` does not match everything.
     """
-    fragments = [fragment.strip(" :;,.") for fragment in VARIABLE.split(quote)]
-    if re.search(".*".join(re.escape(fragment) for fragment in fragments if fragment), message, re.DOTALL):
+    if contains_in_order(message, fixed_parts(quote)):
         return True
     filled = filled_message(message)
     return filled is not None and filled.fullmatch(quote) is not None
 
 
+def contains_in_order(message: str, parts: list[str]) -> bool:
+    """Return whether a message contains the parts one after another."""
+    end = 0
+    for part in parts:
+        begin = message.find(part, end)
+        if begin < 0:
+            return False
+        end = begin + len(part)
+    return True
+
+
+@cache
+def fixed_parts(quote: str) -> list[str]:
+    """Return the parts of a quoted message that are the same in every case."""
+    fragments = [fragment.strip(" :;,.") for fragment in VARIABLE.split(quote)]
+    return [fragment for fragment in fragments if fragment]
+
+
 @cache
 def filled_message(message: str) -> re.Pattern[str] | None:
-    """Return the pattern of a message whose formatted parts are filled in; None if it has less than two fixed words."""
-    if len(re.findall(r"[a-z]{2,}", message)) < 2:
+    """Return the pattern of a message whose formatted parts are filled in.
+
+    None if it has no formatted parts or less than two fixed words.
+    """
+    if PLACEHOLDER not in message or len(re.findall(r"[a-z]{2,}", message)) < 2:
         return None
     return re.compile(".+".join(re.escape(part) for part in message.split(PLACEHOLDER)))
 

@@ -85,7 +85,8 @@ def test_kuairand_with_default_settings_reaches_the_target_metrics(kuairand_raw:
 def test_synthetic_log_auc_gain_is_close_to_that_of_the_oracle(tmp_path: Path, rows: int, share: float) -> None:
     generate(tmp_path / "logs", rows)
     test = ds.dataset(tmp_path / "logs" / "log", partitioning="hive").to_table(filter=ds.field("date") == "2026-01-10")
-    train(load_config(tmp_path / "logs" / "ranker.toml"), tmp_path / "run")
+    overrides = ["evaluation.bootstrap=0", "evaluation.baselines=[]"]
+    train(load_config(tmp_path / "logs" / "ranker.toml", overrides), tmp_path / "run")
     evaluation, shares = load_evaluation(tmp_path / "run"), []
     for task in ("click", "long_view", "share", "like", "follow", "dislike"):
         oracle = metrics.auc(test[task].to_numpy().astype(np.float64), test[f"true_{task}"].to_numpy())

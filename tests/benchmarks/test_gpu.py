@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks import gpu
@@ -32,6 +33,7 @@ sys.exit(gpu.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.nightly(short="test_reference_detects_wrong_outputs")
 def test_main_needs_only_torch_and_numpy(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     command = [sys.executable, "-c", SCRIPT, "--device", "cpu", "--turns", "1", "--json", str(file)]

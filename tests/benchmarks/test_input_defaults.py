@@ -24,6 +24,7 @@ def test_variant_without_parts_has_the_earlier_defaults(config: Config) -> None:
     assert input_defaults.variant(with_history(config), input_defaults.PARTS) == with_history(config)
 
 
+@pytest.mark.nightly(short="test_table_has_paired_differences_of_every_variant")
 def test_results_are_metrics_of_the_validation_split(config: Config, tmp_path: Path) -> None:
     values = input_defaults.results(input_defaults.variant(config, ()), tmp_path / "run", 0)
     assert {metric for task, metric in values if task == "click"} == {"auc", "gauc", "gauc_by_user_day", "logloss"}

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.product import format_overrides, measure, tune
-from pipelines.config.config import load_config
+from benchmarks import product
+from benchmarks.product import Outcome, format_overrides, measure, tune
+from pipelines.config.config import Config, load_config
 
 QUICK = ("counters=[]", "evaluation.bootstrap=0", "training.checks_per_epoch=1", "training.batch_size=512")
 RATE = "training.learning_rate.trunk"
@@ -30,19 +31,21 @@ def test_training_without_the_test_split_has_no_evaluation_and_the_same_validati
     assert outcome.validation_loss == measure(config, tmp_path / "run").validation_loss
 
 
-def test_tune_takes_the_lowest_validation_loss_among_the_allowed_trials(logs: Path, tmp_path: Path) -> None:
-    trials = [(f"{RATE}=1e-6",), (f"{RATE}=1e-3",)]
-    tuned, records = tune(logs / "ranker.toml", QUICK, trials, [0], tmp_path / "run")
-    losses = [record["validation_loss"] for record in records]
-    assert losses[1] < losses[0]
+def test_tune_takes_the_lowest_mean_validation_loss_among_the_allowed_trials(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(config: Config, _: Path) -> Outcome:
+        loss = config.training.learning_rate.trunk + 0.001 * config.training.seed
+        assert config.logs.test_until == config.logs.test_from, "the test split is not read"
+        return Outcome(None, {}, [{"validation_total": loss, "best": True}])
+
+    monkeypatch.setattr(product, "measure", measured)
+    trials = [(f"{RATE}=0.2",), (f"{RATE}=0.1",)]
+    tuned, records = tune(logs / "ranker.toml", QUICK, trials, [1, 3], tmp_path / "run")
+    assert [record["validation_loss"] for record in records] == [0.202, 0.102]
     assert tuned == [*trials[1]]
     tuned, records = tune(
-        logs / "ranker.toml",
-        QUICK,
-        trials,
-        [0],
-        tmp_path / "run",
-        lambda outcome: outcome.validation_loss > losses[1] + 1e-3,
+        logs / "ranker.toml", QUICK, trials, [1, 3], tmp_path / "run", lambda outcome: outcome.validation_loss > 0.15
     )
     assert [record["allowed"] for record in records] == [True, False]
     assert tuned == [*trials[0]]

@@ -13,6 +13,7 @@ from benchmarks import selection
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
+@pytest.mark.nightly(short="tests/pipelines/datasets/test_conflict.py::test_generated_configuration_trains")
 def test_quick_form_tunes_and_measures_contenders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes about 10 s: protects the benchmark from logs to its documents, with one model and one per group."""
     chosen = [c for c in selection.CONTENDERS if c.name in (selection.OURS, "shared bottom, towers 8")]
@@ -28,6 +29,7 @@ def test_quick_form_tunes_and_measures_contenders(tmp_path: Path, monkeypatch: p
     assert "shared bottom" in (tmp_path / "selection.svg").read_text()
 
 
+@pytest.mark.nightly(short="tests/pipelines/datasets/test_conflict.py::test_generated_configuration_trains")
 def test_separate_bottoms_are_one_model_per_group_of_tasks(tmp_path: Path) -> None:
     """Takes about 5 s: protects the only contender that consists of several models. Its result is kept."""
     (tmp_path / "runs").mkdir()

@@ -97,26 +97,25 @@ def test_restored_rows_are_those_that_ranker_trains_on(tmp_path: Path) -> None:
     assert rows.x["tags"].shape[1] == tags.length
 
 
-@pytest.mark.parametrize("parts", [("score",), pytest.param(PARTS, marks=pytest.mark.nightly)], ids=str)
-def test_main_measures_its_parts(tmp_path: Path, parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.nightly(short="test_restored_rows_are_those_that_ranker_trains_on")
+def test_main_measures_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the program: it measures in other processes and writes the results and the document."""
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)  # would also restrict the test process
     main(
         [
-            *("--quick", "--threads", "1", "--only", *parts),
+            *("--quick", "--threads", "1"),
             *("--work", str(tmp_path / "work"), "--docs", str(tmp_path / "docs")),
         ]
     )
     measured = json.loads((tmp_path / "docs" / "results" / "training.json").read_text())
-    assert set(measured) == set(parts)
+    assert set(measured) == set(PARTS)
     assert all(rate > 0 for rate in measured["score"]["measured"]["score"])
-    assert (tmp_path / "docs" / "benchmarks.md").read_text().count("\n### ") == len(parts)
-    if "libraries" in parts:
-        (turn,) = measured["libraries"]["measured"]["turns"]
-        installed = {name for name, (package, *_) in LIBRARIES.items() if importlib.util.find_spec(package)}
-        assert set(turn) == installed | set(OURS)
-        assert turn["ranker"]["all_experts"] > 0
-        assert turn["ranker"]["after_convergence"] > 0
+    assert (tmp_path / "docs" / "benchmarks.md").read_text().count("\n### ") == len(PARTS)
+    (turn,) = measured["libraries"]["measured"]["turns"]
+    installed = {name for name, (package, *_) in LIBRARIES.items() if importlib.util.find_spec(package)}
+    assert set(turn) == installed | set(OURS)
+    assert turn["ranker"]["all_experts"] > 0
+    assert turn["ranker"]["after_convergence"] > 0
 
 
 def test_published_results_have_the_current_sizes() -> None:

@@ -37,7 +37,7 @@ QUERIES = [
     for panel in DASHBOARD["panels"]
     for target in panel.get("targets", [])
 ]
-RULE_TESTS = Path(__file__).parent / "rules_test.yml"
+RULE_TESTS = [Path(__file__).parent / name for name in ("rules_test.yml", "long_rules_test.yml")]
 
 BODY = {"user": {"id": "u3"}, "context": {"surface": "home", "hour": 9}, "items": {"id": [f"v{i}" for i in range(40)]}}
 
@@ -60,12 +60,15 @@ def test_promtool_accepts_configuration_and_rules() -> None:
 
 def test_promtool_rule_tests_pass() -> None:
     """Protects the alerts: each fires for its cause and clears when the cause is gone."""
-    promtool("test", "rules", str(RULE_TESTS))
+    promtool("test", "rules", *map(str, RULE_TESTS))
 
 
 def test_every_alert_has_rule_tests_for_firing_and_clearing() -> None:
     tests = [
-        alert for test in yaml.safe_load(RULE_TESTS.read_text())["tests"] for alert in test.get("alert_rule_test", [])
+        alert
+        for file in RULE_TESTS
+        for test in yaml.safe_load(file.read_text())["tests"]
+        for alert in test.get("alert_rule_test", [])
     ]
     firing = {test["alertname"] for test in tests if test["exp_alerts"]}
     cleared = {

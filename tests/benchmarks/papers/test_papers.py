@@ -18,11 +18,17 @@ RAW = {"movielens": write_raw} | dict.fromkeys(("vision", "decomposition", "spec
 """Functions that write the original data that the quick form of an experiment needs."""
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+LONG = ("recommender", "movielens")
+"""Experiments whose quick form trains the product for half a minute."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in EXPERIMENTS]
+)
 def test_quick_form_writes_numbers_tables_and_figures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Some take up to 10 s: protects each experiment from its data to its document."""
+    """Protects each experiment from its data to its document."""
     raw = ["--raw", str(RAW[name](tmp_path / "raw"))] if name in RAW else []
     assert main([name, "--quick", "--out", str(tmp_path), *raw]) == 0
     results = json.loads((tmp_path / f"{name}.json").read_text())

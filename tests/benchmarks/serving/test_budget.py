@@ -20,6 +20,7 @@ def test_format_budget_lists_the_most_expensive_area_first_and_the_total_last() 
     assert rows[-1] == "| all | 1,500 (1,500 – 1,500) | 100% |"
 
 
+@pytest.mark.nightly(short="test_format_budget_lists_the_most_expensive_area_first_and_the_total_last")
 def test_measure_budget_distributes_the_cpu_time_of_a_request(reference: Path, tmp_path: Path) -> None:
     if find_profiler() is None:
         pytest.skip("py-spy is not installed (requirements/bench.lock)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +26,13 @@ def harness(reference: Path, tmp_path: Path) -> Harness:
     return Harness(reference, tmp_path / "repository", QUICK_SIZES, threads=1)
 
 
-@pytest.mark.parametrize("peers", [OWN[:1], pytest.param(PEERS, marks=pytest.mark.nightly)], ids=["one", "all"])
-def test_compare_checks_and_measures_every_installed_peer(
-    harness: Harness, peers: Sequence[Peer], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.nightly(short="test_compare_checks_scores_before_it_measures")
+def test_compare_checks_and_measures_every_installed_peer(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
     """Protects the program: the service and a peer start, score alike and answer every request of the load."""
     missing = Peer("Another server", "another", [{}], "package-that-does-not-exist")
-    result = compare(harness, QUICK, [*peers, missing])
+    result = compare(harness, QUICK, [*PEERS, missing])
     assert result["cases"] == [{"candidates": 10, "clients": 1}, {"candidates": 100, "clients": 4}]
-    assert [peer["name"] for peer in result["peers"]] == [peer.name for peer in peers if peer.is_installed]
+    assert [peer["name"] for peer in result["peers"]] == [peer.name for peer in PEERS if peer.is_installed]
     for peer in result["peers"]:
         (turn,) = peer["turns"]
         assert set(turn) == {"10 1", "100 4"}
@@ -52,7 +49,7 @@ def test_compare_checks_scores_before_it_measures(harness: Harness, monkeypatch:
         compare(harness, QUICK, OWN[:1])
 
 
-@pytest.mark.nightly(short="test_compare_checks_and_measures_every_installed_peer")
+@pytest.mark.nightly(short="test_compare_checks_scores_before_it_measures")
 def test_search_chooses_the_fastest_settings_of_each_case(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the published ratios: a peer is measured with its best settings; starts a server per setting."""
     rates = {False: {1: 100.0, 4: 300.0}, True: {1: 200.0, 4: 250.0}}

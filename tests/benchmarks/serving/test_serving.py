@@ -72,27 +72,19 @@ def test_published_tables_match_the_published_results() -> None:
     assert report.format_report(results) in (ROOT / "docs/benchmarks.md").read_text()
 
 
-@pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize(
-    "parts",
-    [
-        pytest.param({"engines"}, id="one part"),
-        # tests/service/test_overload.py measures the others.
-        pytest.param(set(PARTS) - {"overload", "attacks"}, id="all", marks=pytest.mark.nightly),
-    ],
-)
-def test_main_measures_its_parts(tmp_path: Path, parts: set[str]) -> None:
+@pytest.mark.nightly(short="test_main_writes_results_tables_and_plot")
+def test_main_measures_its_parts(tmp_path: Path) -> None:
     """Protects the program: it measures in other processes and writes the results and the document."""
+    parts = set(PARTS) - {"overload", "attacks"}  # tests/service/test_overload.py measures the others
     assert main(["--quick", "--docs", str(tmp_path), "--only", *parts]) == 0
     results = json.loads((tmp_path / "results" / "serving.json").read_text())
     measured = parts if shutil.which("py-spy") else parts - {"budget"}
     assert set(results) == measured
     engines = results["engines"]["measured"]["sizes"]["100"]
     assert {"dense, eager", "frozen, torch", "frozen, onnxruntime", "roofline"} <= set(engines)
-    if "http" in parts:
-        loads = [load for turn in results["http"]["measured"]["turns"] for load in turn.values() if "failed" in load]
-        assert len(loads) == len(FORMS) * len(QUICK.candidates) * len(QUICK.clients)
-        assert all(load["failed"] == {} for load in loads)
+    loads = [load for turn in results["http"]["measured"]["turns"] for load in turn.values() if "failed" in load]
+    assert len(loads) == len(FORMS) * len(QUICK.candidates) * len(QUICK.clients)
+    assert all(load["failed"] == {} for load in loads)
     # The targets; "http" and "peers" have two tables.
-    tables = 1 + len(measured) + len(parts & {"http", "peers"})
+    tables = len(measured) + 3
     assert (tmp_path / "benchmarks.md").read_text().count("\n### ") == tables

@@ -10,7 +10,7 @@ import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,10 +21,9 @@ from pipelines.cli.main import SHELLS, main
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.metrics.verdict import verdict
+from tests.conftest import Once
+from tests.pipelines.conftest import Shop
 from tests.support.ports import occupied_port
-
-if TYPE_CHECKING:
-    from tests.pipelines.conftest import Shop
 
 
 class Outcome(NamedTuple):
@@ -53,12 +52,12 @@ class Workflow(NamedTuple):
 COMMANDS = ["demo", "logs", "check", "train", "evaluate", "compare", "report", "freeze", "publish", "score"]
 ROWS = 2_000
 SMALL = ["model.experts=3", "model.expert_layers=[8]", "model.tower_layers=[4]", "evaluation.bootstrap=20"]
+SMALL += ["evaluation.baselines=['popularity', 'user_mean']"]
 
 
-@pytest.fixture(scope="module")
-def workflow(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
-    """The workflow of the README: logs, check, train, evaluate, freeze, publish, score."""
-    folder = tmp_path_factory.mktemp("workflow")
+def run_workflow(folder: Path) -> None:
+    """Run the workflow of the README in a folder: logs, check, train, evaluate, freeze, publish, score."""
+    folder.mkdir()
     logs, run, bundle, scores = (folder / name for name in ("logs", "run", "bundle", "scores.parquet"))
     sets = [part for setting in SMALL for part in ("--set", setting)]
     day = logs / "log" / "date=2026-01-10"
@@ -80,7 +79,15 @@ def workflow(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
         "publish --name": ranker("publish", bundle, folder / "repository", "--name", "trial"),
         "score": ranker("score", bundle, "--logs", day, "--out", scores, "--tasks", "like", "click"),
     }
-    return Workflow(folder, commands)
+    (folder / "commands.json").write_text(json.dumps(commands))
+
+
+@pytest.fixture(scope="session")
+def workflow(once: Once) -> Workflow:
+    """The workflow of the README and the outcomes of its commands; read only."""
+    folder = once("workflow", run_workflow)
+    outcomes = json.loads((folder / "commands.json").read_text())
+    return Workflow(folder, {name: Outcome(*outcome) for name, outcome in outcomes.items()})
 
 
 # Workflow.

@@ -166,12 +166,10 @@ def test_missing_s3_side_table_is_named(bucket: Bucket, shop: Shop) -> None:
     assert str(caught.value).startswith("s3://shop/users.parquet: ")
 
 
-def test_wrong_s3_credentials_are_reported(
-    s3_config: Config, shop: Shop, monkeypatch: pytest.MonkeyPatch, bucket: Bucket
-) -> None:
+def test_wrong_s3_credentials_are_reported(bucket: Bucket, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moto.settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)  # rejects all credentials from here on
     with pytest.raises(LogError, match=r"ACCESS_DENIED|InvalidAccessKeyId") as caught:
-        LogReader(s3_config.logs.path, shop.schema, {})
+        LogReader(bucket.uri("log"), shop.schema, {})
     assert str(caught.value).startswith("s3://shop/log: cannot be ")
     assert "check the address, the network and the credentials (for S3: the AWS_* variables)" in str(caught.value)
 

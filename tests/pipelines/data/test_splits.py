@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config.config import LogsConfig
@@ -78,7 +78,6 @@ def local_time_zone(request: pytest.FixtureRequest) -> Iterator[str]:
 # Split range.
 
 
-@settings(max_examples=60)
 @given(
     kind=st.sampled_from(sorted(TIME_TYPES)), bounds=st.lists(BOUNDS, min_size=2, max_size=2, unique=True).map(sorted)
 )
@@ -92,7 +91,6 @@ def test_splits_of_any_time_type_partition_the_log(
     assert sum(map(len, rows.values())) == 48
 
 
-@settings(max_examples=60)
 @given(
     kind=st.sampled_from([k for k in sorted(TIME_TYPES) if not k.startswith("date")]),
     bounds=st.lists(BOUNDS, min_size=2, max_size=2, unique=True).map(sorted),

@@ -68,7 +68,7 @@ def test_conflict_is_the_share_that_groups_do_not_have_in_common(tmp_path: Path,
 
 def test_generated_configuration_trains(tmp_path: Path) -> None:
     """Protects the generated settings: few rows would otherwise fail only for the user."""
-    assert main(["logs", "synthetic", "--out", str(tmp_path / "log"), "--rows", "4000", "--conflict", "1"]) == 0
+    assert main(["logs", "synthetic", "--out", str(tmp_path / "log"), "--rows", "2000", "--conflict", "1"]) == 0
     config = load_config(tmp_path / "log" / "ranker.toml", ["evaluation.baselines=[]", "evaluation.bootstrap=0"])
     assert [task.name for task in config.tasks] == list(TASKS)
     assert [feature.name for feature in config.features] == [f"x{column}" for column in range(INPUTS)]
@@ -135,7 +135,7 @@ def test_separate_bottoms_of_equal_cost_are_better_in_conflict_and_worse_without
     differences = {}
     for degree in (0.0, 1.0):
         folder = tmp_path / str(degree)
-        generate(folder, degree, 30_000)
+        generate(folder, degree, 15_000)
         x, labels = (
             torch.from_numpy(columns(folder, names)).float()
             for names in ([f"x{column}" for column in range(INPUTS)], list(TASKS))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,21 @@ def without_tab(train_run: Callable[..., RunFolder]) -> RunFolder:
     return train_run("without_tab", features=features)
 
 
+QUICK: dict[str, Any] = {"training": {"batch_size": 4096}, "evaluation": {"bootstrap": 2}}
+"""Settings of a run whose quality does not matter."""
+
+
+@pytest.fixture(scope="module")
+def single(train_run: Callable[..., RunFolder]) -> RunFolder:
+    """A run with one model per task; read only."""
+    return train_run("single", model={"gate": {"kind": "single_task"}}, training={"batch_size": 256})
+
+
+def task_scorers(single: RunFolder, task: str) -> Iterable[Scorer]:
+    """Return the scorer of a run that has this task only."""
+    return run_scorers(RunFolder.open(single.task_folder(task)))
+
+
 def metrics_by_task(result: dict[str, Any]) -> dict[str, Any]:
     return {task: part["measures"] for task, part in result["tasks"].items()}
 
@@ -138,7 +155,7 @@ def test_metric_difference_of_an_undefined_metric_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "positives", [2, pytest.param(5, marks=pytest.mark.nightly), 10, pytest.param(30, marks=pytest.mark.nightly), 300]
+    "positives", [2, 10, *(pytest.param(positives, marks=pytest.mark.nightly) for positives in (5, 30, 300))]
 )
 def test_equal_models_have_a_winner_in_five_percent_of_the_logs(positives: int) -> None:
     """Protects against false certainty with few positives, by simulation: 900 rows of 300 users, 250 logs."""
@@ -162,7 +179,7 @@ def test_equal_models_have_a_winner_in_five_percent_of_the_logs(positives: int) 
     assert max(winners.values()) <= 0.07 * 250
 
 
-@pytest.mark.parametrize("users", [2, 5, 10, 30])
+@pytest.mark.parametrize("users", [2, 5, *(pytest.param(users, marks=pytest.mark.nightly) for users in (10, 30))])
 def test_equal_regressions_have_a_winner_in_five_percent_of_the_logs(users: int) -> None:
     """Protects against false certainty with few labels, by simulation: one row per user, 250 logs."""
     random = np.random.default_rng(users)
@@ -186,8 +203,22 @@ def test_equal_regressions_have_a_winner_in_five_percent_of_the_logs(users: int)
 # Runs.
 
 
-def test_compare_runs_returns_every_metric_of_every_shared_task(with_tab: RunFolder, without_tab: RunFolder) -> None:
-    result = compare(run_scorers(with_tab), run_scorers(without_tab))
+@pytest.fixture(scope="module")
+def both(with_tab: RunFolder, without_tab: RunFolder) -> tuple[dict[str, Any], str]:
+    """The comparison of the two runs, and what it prints to stderr; read only."""
+    with redirect_stderr(StringIO()) as printed:
+        result = compare(run_scorers(with_tab), run_scorers(without_tab))
+    return result, printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def itself(with_tab: RunFolder) -> dict[str, Any]:
+    """The comparison of a run with itself; read only."""
+    return compare(run_scorers(with_tab), run_scorers(with_tab))
+
+
+def test_compare_runs_returns_every_metric_of_every_shared_task(both: tuple[dict[str, Any], str]) -> None:
+    result, _ = both
     json.dumps(result, allow_nan=False)
     assert list(result["tasks"]) == ["click", "watch"]
     assert list(result["tasks"]["click"]["measures"]) == BINARY
@@ -195,31 +226,35 @@ def test_compare_runs_returns_every_metric_of_every_shared_task(with_tab: RunFol
 
 
 def test_compare_runs_excludes_rows_that_only_one_can_use(
-    with_tab: RunFolder, without_tab: RunFolder, capsys: pytest.CaptureFixture[str]
+    both: tuple[dict[str, Any], str], with_tab: RunFolder, without_tab: RunFolder
 ) -> None:
-    result = compare(run_scorers(with_tab), run_scorers(without_tab))
+    result, printed = both
     assert result["rows"] == with_tab.load_evaluation()["rows"] == 198
     assert without_tab.load_evaluation()["rows"] == 200
-    assert "excluded 2 rows that only one of the two models can use" in capsys.readouterr().err
+    assert "excluded 2 rows that only one of the two models can use" in printed
 
 
-def test_compare_run_with_itself_returns_the_values_of_its_evaluation(with_tab: RunFolder) -> None:
-    click = compare(run_scorers(with_tab), run_scorers(with_tab))["tasks"]["click"]
+def test_compare_run_with_itself_returns_the_values_of_its_evaluation(
+    itself: dict[str, Any], with_tab: RunFolder
+) -> None:
+    click = itself["tasks"]["click"]
     for measure, value in with_tab.load_evaluation()["tasks"]["click"].items():
         if measure in BINARY:
             assert click["measures"][measure]["a"] == click["measures"][measure]["b"] == value
 
 
-def test_compare_run_with_itself_returns_zero_differences(with_tab: RunFolder) -> None:
-    for measures in metrics_by_task(compare(run_scorers(with_tab), run_scorers(with_tab))).values():
+def test_compare_run_with_itself_returns_zero_differences(itself: dict[str, Any]) -> None:
+    for measures in metrics_by_task(itself).values():
         for name, result in measures.items():
             if result["a"] is not None:
                 assert (result["difference"], result["interval"], result["better"]) == (0.0, [0.0, 0.0], None), name
 
 
-def test_compare_runs_in_either_order_names_the_same_better_run(with_tab: RunFolder, without_tab: RunFolder) -> None:
+def test_compare_runs_in_either_order_names_the_same_better_run(
+    both: tuple[dict[str, Any], str], with_tab: RunFolder, without_tab: RunFolder
+) -> None:
     forward = metrics_by_task(compare(run_scorers(without_tab), run_scorers(with_tab)))["click"]["auc"]
-    reverse = metrics_by_task(compare(run_scorers(with_tab), run_scorers(without_tab)))["click"]["auc"]
+    reverse = metrics_by_task(both[0])["click"]["auc"]
     assert (forward["better"], reverse["better"]) == ("b", "a")
     assert forward["difference"] == -reverse["difference"] > 0
     assert forward["interval"] == pytest.approx([-end for end in reversed(reverse["interval"])])
@@ -291,17 +326,15 @@ def test_compare_with_different_shares_of_the_users_needs_one(with_tab: RunFolde
 # Shared tasks.
 
 
-def test_compare_with_one_shared_task_returns_that_task(
-    with_tab: RunFolder, train_run: Callable[..., RunFolder]
-) -> None:
-    result = compare(run_scorers(train_run("watch", tasks=[WATCH])), run_scorers(with_tab))
+def test_compare_with_one_shared_task_returns_that_task(with_tab: RunFolder, single: RunFolder) -> None:
+    result = compare(task_scorers(single, "watch"), run_scorers(with_tab))
     assert list(result["tasks"]) == ["watch"]
 
 
-def test_compare_without_a_shared_task_fails(train_run: Callable[..., RunFolder]) -> None:
-    a, b = train_run("watch", tasks=[WATCH]), train_run("click", tasks=[CLICK])
+def test_compare_without_a_shared_task_fails(single: RunFolder) -> None:
+    a, b = task_scorers(single, "watch"), task_scorers(single, "click")
     with pytest.raises(UsageError, match="A and B have no task in common: A has watch, B has click"):
-        compare(run_scorers(a), run_scorers(b))
+        compare(a, b)
 
 
 @pytest.mark.parametrize(
@@ -315,13 +348,12 @@ def test_compare_tasks_of_one_name_with_different_labels_fails(
     with_tab: RunFolder, train_run: Callable[..., RunFolder], change: dict[str, str], reason: str
 ) -> None:
     features = [feature for feature in RAW_SCHEMA["features"] if feature["name"] != "price"]
-    other = train_run(reason.split()[0], tasks=[CLICK, {**WATCH, **change}], features=features)
+    other = train_run(reason.split()[0], tasks=[CLICK, {**WATCH, **change}], features=features, **QUICK)
     with pytest.raises(UsageError, match=f"task 'watch' differs between A and B: {reason}"):
         compare(run_scorers(with_tab), run_scorers(other))
 
 
-def test_compare_single_task_run_returns_every_task(with_tab: RunFolder, train_run: Callable[..., RunFolder]) -> None:
-    single = train_run("single", model={"gate": {"kind": "single_task"}})
+def test_compare_single_task_run_returns_every_task(with_tab: RunFolder, single: RunFolder) -> None:
     result = compare(run_scorers(single), run_scorers(with_tab))
     assert list(result["tasks"]) == ["click", "watch"]
     for task, part in result["tasks"].items():
@@ -336,7 +368,7 @@ def test_compare_on_training_rows_of_b_warns(
     with_tab: RunFolder, train_run: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:
     early = split_settings(6, 7)
-    late = train_run("late", logs=early)
+    late = train_run("late", logs=early, **QUICK)
     capsys.readouterr()
     compare(run_scorers(late), run_scorers(with_tab))  # the test split of A overlaps the training split of B
     err = capsys.readouterr().err
@@ -348,7 +380,7 @@ def test_compare_on_validation_rows_of_b_warns(
     with_tab: RunFolder, train_run: Callable[..., RunFolder], market: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The validation of B chose its weights and its calibration on the rows on which A is tested."""
-    later, bundle = train_run("later", logs=split_settings(9, 10)), market.folder / "later_bundle"
+    later, bundle = train_run("later", logs=split_settings(9, 10), **QUICK), market.folder / "later_bundle"
     freeze_run(later.path, bundle)
     for b in (run_scorers(later), resolve_scorers(bundle)):
         capsys.readouterr()
@@ -373,9 +405,10 @@ def test_compare_on_many_files_matches_rows_by_file_and_position(
         table = shop.with_value(table, "price", row, float("inf"))
     for part in range(3):
         shop.write(table.slice(200 * part, 200), f"part-{part}.parquet")
-    with_price = train(shop.config(), shop.folder / "with_price")
+    settings = {"training": {"batch_size": 128}, "evaluation": {"bootstrap": 2}}
+    with_price = train(shop.config(**settings), shop.folder / "with_price")
     features = [feature for feature in RAW_SCHEMA["features"] if feature["name"] != "price"]
-    without_price = train(shop.config(features=features), shop.folder / "without_price")
+    without_price = train(shop.config(features=features, **settings), shop.folder / "without_price")
     (a,), (b,) = run_scorers(without_price), run_scorers(with_price)
     result = compare([a], [b], shop.log)
     assert result["rows"] == 596
@@ -406,7 +439,7 @@ def seeds_without_users(tmp_path_factory: pytest.TempPathFactory) -> dict[str, R
     shop.write(table.set_column(table.column_names.index("user_id"), "user_id", pa.nulls(3000, pa.string())))
     runs = {}
     for name, seed in (("a", 0), ("b", 1)):
-        runs[name] = train(shop.config(training={"seed": seed}), shop.folder / name)
+        runs[name] = train(shop.config(training={"seed": seed, "batch_size": 128}), shop.folder / name)
     return runs
 
 

@@ -7,6 +7,8 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation.evaluate import evaluate, evaluate_all, evaluate_predictions
 from pipelines.evaluation.predict import predict
 from pipelines.evaluation.predictions import Predictions
-from pipelines.evaluation.sources import LogRange, bundle_scorer, run_scorers
+from pipelines.evaluation.sources import LogRange, Scorer, bundle_scorer, run_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.report.page import write_report
@@ -210,9 +212,25 @@ def day(logs: Path) -> Path:
 # Run and bundle.
 
 
-def test_run_and_bundle_on_the_same_rows_agree(run: RunFolder, bundle: Path, logs: Path) -> None:
-    log = logs / "log"
-    dense, frozen = (evaluate_all(run_scorers(run), log), evaluate(bundle_scorer(ranking.load(bundle), "bundle"), log))
+@pytest.fixture(scope="module")
+def of_whole_log(run: RunFolder, bundle: Path, logs: Path) -> dict[str, tuple[dict[str, Any], str]]:
+    """The evaluations of the run and its bundle on the whole log, and what each prints to stderr; read only."""
+    results = {}
+    for name in ("run", "bundle"):
+        with redirect_stderr(StringIO()) as printed:
+            scorers = run_scorers(run) if name == "run" else [bundle_scorer(ranking.load(bundle), "bundle")]
+            results[name] = (evaluate_all(scorers, logs / "log"), printed.getvalue())
+    return results
+
+
+def without_intervals(bundle: Path) -> Scorer:
+    """Return the scorer of a bundle whose evaluation draws no users."""
+    scorer = bundle_scorer(ranking.load(bundle), "bundle")
+    return dataclasses.replace(scorer, settings=scorer.settings.model_copy(update={"bootstrap": 0}))
+
+
+def test_run_and_bundle_on_the_same_rows_agree(of_whole_log: dict[str, tuple[dict[str, Any], str]]) -> None:
+    dense, frozen = (of_whole_log[name][0] for name in ("run", "bundle"))
     assert dense["rows"] == frozen["rows"] > 0
     assert dense["tasks"].keys() == frozen["tasks"].keys()
     for task, measures in dense["tasks"].items():
@@ -242,15 +260,16 @@ def test_log_without_a_forgotten_user_is_not_said_to_start_empty(
     (user,) = pq.read_table(logs / "log" / "date=2026-01-01", columns=["user_id"], partitioning=None)["user_id"][:1]
     assert main(["forget", user.as_py(), "--log", str(tmp_path / "log")]) == 0
     capsys.readouterr()
-    evaluate(bundle_scorer(ranking.load(bundle), "bundle"), tmp_path / "log")
+    evaluate(without_intervals(bundle), tmp_path / "log")
     assert "start empty" not in capsys.readouterr().err
 
 
 def test_gauc_by_user_day_equals_gauc_on_one_day_only(bundle: Path, logs: Path, day: Path) -> None:
+    scorer = without_intervals(bundle)
     for log, days in ((day, 1), (logs / "log", 10)):
-        scorer = bundle_scorer(ranking.load(bundle), "bundle")
-        assert len(np.unique(predict(scorer, LogRange(log)).days)) == days
-        click = evaluate(scorer, log)["tasks"]["click"]
+        predictions = predict(scorer, LogRange(log))
+        assert len(np.unique(predictions.days)) == days
+        click = evaluate_predictions(predictions, scorer.settings)["tasks"]["click"]
         assert (click["gauc_by_user_day"] == click["gauc"]) == (days == 1)
 
 
@@ -290,7 +309,8 @@ def test_evaluate_on_ids_of_another_type_names_the_file(shop: Shop) -> None:
     table = shop.table(200)
     index = table.column_names.index("user_id")
     file = shop.write(table.set_column(index, "user_id", pa.array([n % 20 for n in range(200)])))
-    freeze_run(train(shop.config(), shop.folder / "run").path, shop.folder / "bundle")
+    config = shop.config(training={"batch_size": 4096}, evaluation={"bootstrap": 2})
+    freeze_run(train(config, shop.folder / "run").path, shop.folder / "bundle")
     shop.write(table)  # user ids are strings here, but integers in the training log
     with pytest.raises(RankerError, match="'user_id': ids must be integers") as caught:
         evaluate(bundle_scorer(ranking.load(shop.folder / "bundle"), "bundle"), shop.log)
@@ -309,7 +329,7 @@ def test_evaluate_with_an_unknown_slice_fails(run: RunFolder, bundle: Path, day:
 
 
 def test_evaluate_a_share_of_the_users_reads_their_rows_only(
-    bundle: Path, logs: Path, capsys: pytest.CaptureFixture[str]
+    bundle: Path, logs: Path, day: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Scores, labels and users are those of the same rows in an evaluation of all users."""
     scorer = bundle_scorer(ranking.load(bundle), "bundle")
@@ -319,10 +339,11 @@ def test_evaluate_a_share_of_the_users_reads_their_rows_only(
     assert 0 < len(some) < len(everyone)
     assert np.array_equal(everyone.positions[rows], some.positions), "every row of a chosen user"
     np.testing.assert_allclose(values_of(everyone.outputs)[rows], values_of(some.outputs), rtol=1e-5, atol=1e-6)
-    evaluation = evaluate(scorer, logs / "log", users=0.5)
-    assert (evaluation["users"], evaluation["rows"]) == (0.5, len(some))
-    assert main(["evaluate", str(bundle), "--logs", str(logs / "log"), "--users", "0.5"]) == 0
-    assert f"{len(some):,} rows of 50 % of the users; " in capsys.readouterr().out
+    rows_of_day = int((some.days == some.days.max()).sum())
+    evaluation = evaluate(without_intervals(bundle), day, users=0.5)
+    assert (evaluation["users"], evaluation["rows"]) == (0.5, rows_of_day)
+    assert main(["evaluate", str(bundle), "--logs", str(day), "--users", "0.5"]) == 0
+    assert f"{rows_of_day:,} rows of 50 % of the users; " in capsys.readouterr().out
 
 
 def test_configured_share_of_the_users_applies_to_run_bundle_and_report(copied_run: RunFolder, tmp_path: Path) -> None:
@@ -338,8 +359,11 @@ def test_configured_share_of_the_users_applies_to_run_bundle_and_report(copied_r
     assert f"{evaluation['rows']:,} rows of 40 % of the users." in text
 
 
-def test_importance_of_a_share_of_the_users_uses_their_rows(bundle: Path, logs: Path) -> None:
-    evaluation = evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log", users=0.1, importance=True)
+def test_importance_of_a_share_of_the_users_uses_their_rows(
+    bundle: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.evaluation.importance.measure.MAX_SHUFFLES", 1)
+    evaluation = evaluate(without_intervals(bundle), logs / "log", users=0.1, importance=True)
     assert evaluation["importance"]["rows"] == evaluation["rows"]
 
 
@@ -347,7 +371,7 @@ def test_evaluate_a_share_without_users_says_what_to_change(bundle: Path, logs: 
     with pytest.raises(
         LogError, match=r"no rows of 0\.0001 % of the users to evaluate: increase evaluation\.users or --users"
     ):
-        evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log", users=1e-6)
+        evaluate(without_intervals(bundle), logs / "log", users=1e-6)
 
 
 @pytest.mark.parametrize("share", ["0", "1.5", "-0.1", "all", "nan"])
@@ -360,15 +384,8 @@ def test_share_of_the_users_out_of_range_is_rejected(share: str, capsys: pytest.
 # Training rows.
 
 
-def test_evaluate_on_training_rows_warns(
-    run: RunFolder, bundle: Path, logs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for evaluated in (
-        lambda: evaluate_all(run_scorers(run), logs / "log"),
-        lambda: evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log"),
-    ):
-        evaluated()
-        err = capsys.readouterr().err
+def test_evaluate_on_training_rows_warns(of_whole_log: dict[str, tuple[dict[str, Any], str]]) -> None:
+    for _, err in of_whole_log.values():
         assert "was trained on data before 2026-01-09 00:00:00, and 4," in err
         assert "the metrics are too good" in err
 
@@ -377,7 +394,7 @@ def test_evaluate_on_later_rows_does_not_warn(
     run: RunFolder, bundle: Path, day: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate_all(run_scorers(run))
-    evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day)
+    evaluate(without_intervals(bundle), day)
     assert "too good" not in capsys.readouterr().err
 
 
@@ -394,7 +411,11 @@ def shop_with_requests(shop: Shop) -> Shop:
 
 def test_request_column_gives_runs_and_bundles_an_ndcg(shop_with_requests: Shop) -> None:
     run = train(
-        shop_with_requests.config(columns={"request": "request"}, evaluation={"ndcg_at": 3, "slices": ["tab"]}),
+        shop_with_requests.config(
+            columns={"request": "request"},
+            training={"batch_size": 4096},
+            evaluation={"ndcg_at": 3, "slices": ["tab"], "bootstrap": 2},
+        ),
         shop_with_requests.folder / "run",
     )
     result = run.load_evaluation()

@@ -349,7 +349,9 @@ class TestSingleTaskRun:
     @pytest.fixture(scope="class")
     @staticmethod
     def single(shared_shop: Shop) -> RunFolder:
-        return train(shared_shop.config(model={"gate": {"kind": "single_task"}}), shared_shop.folder / "single")
+        settings = {"training": {"batch_size": 4096}, "evaluation": {"bootstrap": 2}}
+        config = shared_shop.config(model={"gate": {"kind": "single_task"}}, **settings)
+        return train(config, shared_shop.folder / "single")
 
     def test_single_task_run_contains_one_run_per_task(self, single: RunFolder) -> None:
         assert [folder.name for folder in sorted((single.path / "tasks").iterdir())] == ["click", "watch"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -39,10 +41,20 @@ def from_last_to_first(function: Callable[[Any], Any], parts: Sequence[Any]) -> 
     return [function(part) for part in reversed(parts)]
 
 
-@pytest.fixture
-def parted(logs: Path, tmp_path: Path) -> Path:
-    """A log with several files in a folder, an empty file, bad rows, and repeated rows within and across files."""
-    log = tmp_path / "log"
+QUICK: dict[str, Any] = {"training": {"batch_size": 4096}, "evaluation": {"bootstrap": 2}}
+"""Settings of a run whose quality does not matter."""
+
+
+@pytest.fixture(scope="module")
+def source(bundle: Path) -> Scorer:
+    """The scorer of the bundle; read only."""
+    return bundle_scorer(ranking.load(bundle), str(bundle))
+
+
+@pytest.fixture(scope="module")
+def parted(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of several files in a folder, one of them empty, with bad rows and rows that repeat others; read only."""
+    log = tmp_path_factory.mktemp("parted") / "log"
 
     def write(day: str, file: int, rows: pa.Table) -> None:
         (log / day).mkdir(parents=True, exist_ok=True)
@@ -82,9 +94,8 @@ def warnings(printed: str) -> list[str]:
 
 
 def test_parts_have_the_predictions_of_the_whole_log(
-    bundle: Path, parted: Path, capsys: pytest.CaptureFixture[str]
+    source: Scorer, parted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = bundle_scorer(ranking.load(bundle), str(bundle))
     whole = predict(source, LogRange(parted), SLICES)
     messages = warnings(capsys.readouterr().err)
     assert messages[0].startswith("2 bad rows are not evaluated: 2 × label 'click' is neither 0 nor 1 (the first is ")
@@ -96,8 +107,7 @@ def test_parts_have_the_predictions_of_the_whole_log(
         assert warnings(capsys.readouterr().err) == messages
 
 
-def test_parts_of_a_share_of_the_users_in_a_time_range_have_their_predictions(bundle: Path, parted: Path) -> None:
-    source = bundle_scorer(ranking.load(bundle), str(bundle))
+def test_parts_of_a_share_of_the_users_in_a_time_range_have_their_predictions(source: Scorer, parted: Path) -> None:
     log_range = LogRange(parted, TimeRange(until=datetime(2026, 1, 10, 12)), users=0.5)
     some = predict(source, log_range, SLICES)
     assert 0 < len(some) < len(predict(source, LogRange(parted)))
@@ -113,6 +123,7 @@ def test_parts_of_a_per_example_gate_have_its_statistics(run_of: Callable[[str],
 
 def test_parts_have_the_predictions_of_the_baselines(run: RunFolder) -> None:
     (source,) = run_scorers(run)
+    source = dataclasses.replace(source, settings=source.settings.model_copy(update={"bootstrap": 10}))
     whole, parts = (evaluate(source, baselines=True, engine=engine) for engine in (None, map))
     assert parts == whole
     assert {"linear", "lightgbm", "user_mean"} <= set(whole["baselines"]["tasks"]["click"])
@@ -126,38 +137,44 @@ def test_parts_leave_out_rows_that_a_later_folder_replaces(shop: Shop) -> None:
         for number in range(2):
             half = rows.slice(number * len(rows) // 2, len(rows) // 2)
             pq.write_table(half, folder / f"part-{number}.parquet")
-    run = train(shop.config(logs={"path": folders, "test_from": FIRST_DAY.replace(day=10)}), shop.folder / "run")
+    config = shop.config(logs={"path": folders, "test_from": FIRST_DAY.replace(day=10)}, **QUICK)
+    run = train(config, shop.folder / "run")
     (source,) = run_scorers(run)
     whole, parts = (predict(source, LogRange(folders), engine=engine) for engine in (None, map))
     assert len(whole) == 400
     assert_same(parts, whole)
 
 
-def test_compare_by_parts_equals_one_process(run: RunFolder, bundle: Path, logs: Path) -> None:
-    def sources() -> tuple[list[Scorer], list[Scorer]]:
-        return list(run_scorers(run)), [bundle_scorer(ranking.load(bundle), str(bundle))]
-
-    whole, parts = (compare(*sources(), logs / "log", engine=engine) for engine in (None, map))
+def test_compare_by_parts_equals_one_process(run: RunFolder, source: Scorer, logs: Path) -> None:
+    whole, parts = (compare(run_scorers(run), [source], logs / "log", engine=engine) for engine in (None, map))
     assert parts == whole
 
 
-def test_file_that_is_damaged_before_its_worker_reads_it_is_named(bundle: Path, parted: Path) -> None:
-    source = bundle_scorer(ranking.load(bundle), str(bundle))
-    damaged = parted / "date=2026-01-09" / "part-2.parquet"
+def test_file_that_is_damaged_before_its_worker_reads_it_is_named(source: Scorer, parted: Path, tmp_path: Path) -> None:
+    log = shutil.copytree(parted, tmp_path / "log")
+    damaged = log / "date=2026-01-09" / "part-2.parquet"
 
     def engine(function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterable[Any]:
         damaged.write_bytes(b"not Parquet")
         return map(function, parts)
 
     with pytest.raises(LogError, match=f"{damaged}: "):
-        predict(source, LogRange(parted), engine=engine)
+        predict(source, LogRange(log), engine=engine)
+
+
+@pytest.fixture(scope="module")
+def run_of_one_file(shared_shop: Shop) -> RunFolder:
+    """A run on the log of ``shared_shop``, which has one file; read only."""
+    return train(shared_shop.config(**QUICK), shared_shop.folder / "run")
 
 
 @pytest.mark.parametrize("other", [pa.array(["9"] * 20), None], ids=["type", "missing"])
-def test_columns_of_a_file_are_compared_with_those_of_others(other: pa.Array | None, shop: Shop) -> None:
+def test_columns_of_a_file_are_compared_with_those_of_others(
+    other: pa.Array | None, shop: Shop, run_of_one_file: RunFolder
+) -> None:
     """A worker reads one file only."""
-    run = train(shop.config(logs={"path": shop.write(shop.table(400))}), shop.folder / "run")
-    (source,) = run_scorers(run)
+    (source,) = run_scorers(run_of_one_file)
+    shop.write(shop.table(200))
     rows = shop.table(20)
     place = rows.column_names.index("tab")
     shop.write(rows.remove_column(place) if other is None else rows.set_column(place, "tab", other), "part-1.parquet")
@@ -171,9 +188,8 @@ def test_columns_of_a_file_are_compared_with_those_of_others(other: pa.Array | N
 
 
 def test_full_folder_for_temporary_files_is_named(
-    bundle: Path, parted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    source: Scorer, parted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    source = bundle_scorer(ranking.load(bundle), str(bundle))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def full(*_: object) -> int:
@@ -191,10 +207,10 @@ def test_full_folder_for_temporary_files_is_named(
 
 @pytest.mark.usefixtures("programs")
 def test_evaluate_with_workers_prints_the_measures_of_one_process(
-    bundle: Path, logs: Path, capsys: pytest.CaptureFixture[str]
+    bundle: Path, parted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Protects the command: workers load the model themselves, which takes seconds."""
-    arguments = ["evaluate", str(bundle), "--logs", str(logs / "log"), "--json"]
+    arguments = ["evaluate", str(bundle), "--logs", str(parted), "--json"]
     printed = []
     for workers in ([], ["--workers", "2"]):
         assert main([*arguments, *workers]) == 0

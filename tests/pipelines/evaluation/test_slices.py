@@ -216,7 +216,8 @@ def test_items_without_a_row_score_like_others_if_training_had_few(tmp_path: Pat
             values[row] = value
         table = table.set_column(table.column_names.index(column), column, pa.array(values, table[column].type))
     shop.write(table)
-    config = shop.config(evaluation={"slices": ["missing"]}, training={"epochs": 20, "learning_rate": {"trunk": 1e-2}})
+    training = {"epochs": 20, "checks_per_epoch": 1, "batch_size": 64, "learning_rate": {"trunk": 1e-2}}
+    config = shop.config(evaluation={"slices": ["missing"], "bootstrap": 2}, training=training)
     evaluation = train(config, shop.folder / "run").load_evaluation()
     assert 0.8 < evaluation["slices"]["missing"]["item"]["tasks"]["click"]["calibration"] < 1.25
 
@@ -242,7 +243,8 @@ def test_evaluation_slices_of_a_bundle_equal_those_of_its_run(run_with_slices: t
 
 def test_evaluation_slices_of_a_single_task_run_contain_all_tasks(run_with_slices: tuple[Shop, RunFolder]) -> None:
     shop, run = run_with_slices
-    config = shop.config(model={"gate": {"kind": "single_task"}}, evaluation={"slices": ["tab"]})
+    settings = {"training": {"batch_size": 4096}, "evaluation": {"slices": ["tab"]}}
+    config = shop.config(model={"gate": {"kind": "single_task"}}, **settings)
     groups = train(config, shop.folder / "single").load_evaluation()
     assert groups.keys() == run.load_evaluation().keys()
     assert list(groups["calibration_curves"]) == ["click"]

@@ -36,12 +36,13 @@ Sums = dict[tuple[str, str], list[tuple[int, int, float]]]
 END = ROUNDS[4]
 
 
-every_step = pytest.mark.parametrize(
-    "steps",
-    [range(7, 1_000, 15), pytest.param(range(1, 1_000), marks=pytest.mark.nightly)],
-    ids=["some", "all"],
-)
-"""Numbers of the commands to the store before which something happens; the seventh is the first that may write."""
+def every_step(first: int) -> pytest.MarkDecorator:
+    """Return numbers of the commands to the store before which something happens: some that start with one, or all.
+
+    A command to the counters repeats rounds of seven or eight of them, so that 31 later is another place of a round.
+    """
+    steps = [range(first, 1_000, 31), pytest.param(range(1, 1_000), marks=pytest.mark.nightly)]
+    return pytest.mark.parametrize("steps", steps, ids=["some", "all"])
 
 
 class Killed(BaseException):
@@ -159,7 +160,7 @@ def expected(server: RedisServer, store: Store) -> Sums:
     return expected
 
 
-@every_step
+@every_step(20)  # within a transaction of each command
 @pytest.mark.parametrize("other", ["load", "apply", "follow"])
 @pytest.mark.parametrize("command", ["load", "apply", "follow"])
 def test_two_commands_at_the_same_time_lose_nothing_and_count_nothing_twice(
@@ -181,7 +182,7 @@ def test_two_commands_at_the_same_time_lose_nothing_and_count_nothing_twice(
     assert step > 5
 
 
-@every_step
+@every_step(22)  # the end of a transaction, or later than the first
 @pytest.mark.parametrize("command", ["load", "apply", "follow"])
 @pytest.mark.parametrize(("end", "after"), [(Killed, False), (redis.ConnectionError, True)], ids=["killed", "no reply"])
 def test_command_that_is_killed_or_gets_no_reply_can_be_repeated(
@@ -213,7 +214,7 @@ def test_store_restored_from_a_snapshot_gets_what_it_lacks(server: RedisServer, 
     assert store.finish() == expected
 
 
-@every_step
+@every_step(22)
 def test_follower_continues_after_a_lost_reply(server: RedisServer, store: Store, expected: Sums, steps: range) -> None:
     def disconnect() -> None:
         raise redis.ConnectionError

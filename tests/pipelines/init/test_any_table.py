@@ -103,7 +103,7 @@ def assert_accepted_or_explained(folder: Path, log: Path) -> bool:
     return True
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=list(HealthCheck))
 @given(tables())
 def test_any_parquet_table_gives_a_valid_configuration_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, table: pa.Table
@@ -113,7 +113,7 @@ def test_any_parquet_table_gives_a_valid_configuration_or_one_line(
     assert_accepted_or_explained(folder, folder / "table.parquet")
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings().max_examples // 3, suppress_health_check=list(HealthCheck))
 @given(tables(), st.sampled_from([",", ";", "\t"]))
 def test_any_csv_table_gives_a_valid_configuration_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, table: pa.Table, delimiter: str

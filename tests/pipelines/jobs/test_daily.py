@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from pipelines.jobs.demo import post, service
 from pipelines.runs.run import RunFolder
 from ranking.artifacts import bundle, repository
 from ranking.errors import LogError, QualityGateError
-from tests.conftest import SMALL
+from tests.conftest import SMALL, Once
 from tests.support.one_model import weights_of
 from tests.support.waiting import wait_until
 
@@ -70,13 +72,19 @@ class Feed:
 
     def daily(self, day: date, *options: str) -> int:
         """Run the job; return its exit code."""
-        settings = [part for setting in SMALL for part in ("--set", setting)]
+        settings = [part for setting in (*SMALL, "training.checks_per_epoch=2") for part in ("--set", setting)]
         where = ["--repository", str(self.repository), "--runs", str(self.runs), "--day", day.isoformat()]
         return main(["daily", str(self.folder / "logs" / "ranker.toml"), *where, *settings, *options])
 
     def record(self, day: date) -> dict[str, Any]:
         """Return ``daily.json`` of a day."""
         found: dict[str, Any] = json.loads((self.runs / day.isoformat() / "daily.json").read_text())
+        return found
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """Exit code (``code``), stdout (``out``) and stderr (``err``) of the command that made the feed."""
+        found: dict[str, Any] = json.loads((self.folder / "outcome.json").read_text())
         return found
 
     @property
@@ -88,14 +96,31 @@ class Feed:
         return repository.read_release(self.repository, "feed").version
 
 
-@pytest.fixture(scope="module")
-def first(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Feed:
+@pytest.fixture(scope="session")
+def first(logs: Path, once: Once) -> Feed:
     """The feed after its first job, for 9 January; read only."""
-    feed = Feed(tmp_path_factory.mktemp("daily") / "feed")
-    feed.copy_logs(logs)
-    shutil.rmtree(feed.partition(TENTH))
-    assert feed.daily(NINTH) == 0
-    return feed
+
+    def run_first(folder: Path) -> None:
+        feed = Feed(folder)
+        feed.copy_logs(logs)
+        shutil.rmtree(feed.partition(TENTH))
+        assert feed.daily(NINTH) == 0
+
+    return Feed(once("first_daily_job", run_first))
+
+
+@pytest.fixture(scope="session")
+def both(logs: Path, once: Once) -> Feed:
+    """The feed after one command for both days, with its outcome in ``outcome.json``; read only."""
+
+    def run_both(folder: Path) -> None:
+        feed, out, err = Feed(folder), io.StringIO(), io.StringIO()
+        feed.copy_logs(logs)
+        with redirect_stdout(out), redirect_stderr(err):
+            code = feed.daily(NINTH, "--last-day", TENTH.isoformat(), *LENIENT)
+        (folder / "outcome.json").write_text(json.dumps({"code": code, "out": out.getvalue(), "err": err.getvalue()}))
+
+    return Feed(once("two_daily_jobs", run_both))
 
 
 @pytest.fixture
@@ -145,22 +170,20 @@ def test_first_day_tests_on_the_day_and_validates_on_the_day_before(first: Feed)
     )  # fmt: skip
 
 
-def test_past_day_gives_the_model_of_the_time_when_it_was_the_newest(first: Feed, logs: Path, tmp_path: Path) -> None:
-    feed = Feed(tmp_path / "feed")
-    feed.copy_logs(logs)  # with 10 January
-    assert feed.daily(NINTH) == 0
-    then, now = (RunFolder.open(each.runs / "2026-01-09") for each in (first, feed))
+def test_past_day_gives_the_model_of_the_time_when_it_was_the_newest(first: Feed, both: Feed) -> None:
+    then, now = (RunFolder.open(each.runs / "2026-01-09") for each in (first, both))
+    assert not first.partition(TENTH).exists()
+    assert both.partition(TENTH).exists()
     assert now.load_evaluation() == then.load_evaluation()
     assert now.best.read_bytes() == then.best.read_bytes()
     assert json.loads(now.survey.read_text()) == json.loads(then.survey.read_text())
 
 
-def test_days_in_order_are_one_command(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    feed = Feed(tmp_path / "feed")
-    feed.copy_logs(logs)
-    assert feed.daily(NINTH, "--last-day", TENTH.isoformat(), *LENIENT) == 0
-    assert capsys.readouterr().out.split() == [str(feed.repository / "feed" / version) for version in ("1", "2")]
-    assert (feed.record(NINTH)["from"], feed.record(TENTH)["from"]) == (None, "2026-01-09")
+def test_days_in_order_are_one_command(both: Feed, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = both.outcome
+    assert outcome["code"] == 0, outcome["err"]
+    assert outcome["out"].split() == [str(both.repository / "feed" / version) for version in ("1", "2")]
+    assert (both.record(NINTH)["from"], both.record(TENTH)["from"]) == (None, "2026-01-09")
     assert feed.daily(TENTH, "--last-day", NINTH.isoformat()) == 2
     assert "--last-day 2026-01-09 is before the first day, 2026-01-10" in capsys.readouterr().err
 
@@ -168,22 +191,21 @@ def test_days_in_order_are_one_command(logs: Path, tmp_path: Path, capsys: pytes
 # New day.
 
 
-def test_new_day_continues_from_the_served_run_on_unseen_days(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-    assert feed.daily(TENTH, *LENIENT) == 0
-    record = feed.record(TENTH)
+def test_new_day_continues_from_the_served_run_on_unseen_days(both: Feed) -> None:
+    record = both.record(TENTH)
     comparison = record.pop("comparison")
     assert comparison["intervals"]["unit"] == "user"
     auc = comparison["tasks"]["click"]["measures"]["auc"]
     difference = re.escape(f"{auc['difference']:+.4f}")
     row = rf"click +auc +{auc['a']:.4f} +{auc['b']:.4f} +{difference}"
-    assert re.search(row, capsys.readouterr().err)
+    assert re.search(row, both.outcome["err"])
     assert record == {
         "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "no_power": None,
         "version": 2, "refreshed": None,
     }  # fmt: skip
-    logs = RunFolder.open(feed.runs / "2026-01-10").load_config().logs
+    logs = RunFolder.open(both.runs / "2026-01-10").load_config().logs
     assert logs.train_from == datetime(2026, 1, 8)
-    assert feed.current == 2
+    assert both.current == 2
 
 
 def keep_few_positives(table: pa.Table) -> pa.Table:
@@ -227,7 +249,8 @@ def test_day_with_teachers_is_rejected(feed: Feed, capsys: pytest.CaptureFixture
 
 
 def test_fresh_trains_from_scratch(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-    assert feed.daily(TENTH, "--fresh", "--set", "model.experts=3", "--margin", "1") == 0
+    settings = ["--set", "model.experts=3", "--set", "logs.train_from=2026-01-08"]
+    assert feed.daily(TENTH, "--fresh", *settings, "--margin", "1") == 0
     assert "2026-01-10: trains from scratch because of --fresh, without the run of version 1" in capsys.readouterr().err
     assert feed.record(TENTH)["from"] is None
     assert feed.record(TENTH)["against"] == 1
@@ -254,10 +277,11 @@ def test_version_whose_run_has_no_bundle_names_the_command_that_helps(
     assert f"2026-01-10: continues from {run}, version 1 of feed" in capsys.readouterr().err
 
 
-def test_day_without_rows_is_rejected(first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-    assert first.daily(TENTH) == 1
+def test_day_without_rows_is_rejected(first: Feed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    feed = first.copy(tmp_path / "feed")
+    assert feed.daily(TENTH) == 1
     assert "log: has no row of 2026-01-10" in capsys.readouterr().err
-    assert not (first.runs / "2026-01-10").exists()
+    assert not (feed.runs / "2026-01-10").exists()
 
 
 @pytest.mark.parametrize(
@@ -289,8 +313,8 @@ def test_day_after_days_without_rows_names_the_rows_that_exist(
     assert not (feed.runs / "2026-01-10").exists()
 
 
-def test_day_before_the_served_day_is_rejected(first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-    assert first.daily(date(2026, 1, 8)) == 2
+def test_day_before_the_served_day_is_rejected(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert feed.daily(date(2026, 1, 8)) == 2
     assert "2026-01-09, the run of the served version, trained until 2026-01-08" in capsys.readouterr().err
 
 
@@ -313,7 +337,7 @@ def test_running_service_switches_to_the_new_version(feed: Feed, monkeypatch: py
 # Quality gate.
 
 
-POISON = ("--set", "training.epochs=8", "--set", "training.learning_rate.trunk=0.02")
+POISON = ("--set", "training.epochs=3", "--set", "training.learning_rate.trunk=0.05")
 
 
 @pytest.fixture
@@ -369,17 +393,20 @@ label = "click"
 """
 
 
-@pytest.fixture(scope="module")
-def first_counted(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Feed:
+@pytest.fixture(scope="session")
+def first_counted(logs: Path, once: Once) -> Feed:
     """A feed with counters after its first job, with the log of 10 January; read only."""
-    feed = Feed(tmp_path_factory.mktemp("counted") / "feed")
-    feed.copy_logs(logs)
-    with (feed.folder / "logs" / "ranker.toml").open("a") as stream:
-        stream.write(COUNTERS)
-    shutil.move(feed.partition(TENTH), feed.folder / "tenth")
-    assert feed.daily(NINTH) == 0
-    shutil.move(feed.folder / "tenth", feed.partition(TENTH))
-    return feed
+
+    def run_first(folder: Path) -> None:
+        feed = Feed(folder)
+        feed.copy_logs(logs)
+        with (feed.folder / "logs" / "ranker.toml").open("a") as stream:
+            stream.write(COUNTERS)
+        shutil.move(feed.partition(TENTH), feed.folder / "tenth")
+        assert feed.daily(NINTH) == 0
+        shutil.move(feed.folder / "tenth", feed.partition(TENTH))
+
+    return Feed(once("first_counted_daily_job", run_first))
 
 
 @pytest.fixture
@@ -430,10 +457,10 @@ def test_log_without_its_past_is_not_published(counted: Feed, capsys: pytest.Cap
 
 
 def test_served_rows_are_not_joined_into_a_log_of_another_program(
-    first: Feed, capsys: pytest.CaptureFixture[str]
+    feed: Feed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = ["--served", "served", "--feedback", "feedback", "--window", "1h"]
-    assert first.daily(TENTH, *served) == 2
+    assert feed.daily(TENTH, *served) == 2
     (message,) = capsys.readouterr().err.splitlines()
-    assert message.startswith(f"ranker: {first.folder}/logs/log: --served adds rows to the last folder of logs.path")
+    assert message.startswith(f"ranker: {feed.folder}/logs/log: --served adds rows to the last folder of logs.path")
     assert "path = ['log', 'joined']" in message

@@ -32,6 +32,9 @@ tower_layers = [8]
 [training]
 batch_size = 128
 epochs = 2
+[evaluation]
+baselines = []
+bootstrap = 0
 [[features]]
 name = "item_id"
 kind = "categorical"

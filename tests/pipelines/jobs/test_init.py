@@ -261,9 +261,21 @@ def test_init_labels_without_positives_in_training_are_left_out(tmp_path: Path) 
     assert "#   is_follow: a label with one value in the training split" in (tmp_path / "ranker.toml").read_text()
 
 
-def test_init_kuairand_passes_check(kuairand_raw: Path, tmp_path: Path) -> None:
+def every_nth_row(log: Path, step: int, folder: Path) -> Path:
+    """Write a log with every n-th row of each file of a log to a new folder."""
+    for file in log.rglob("*.parquet"):
+        rows = pq.ParquetFile(file).read()
+        part = folder / file.relative_to(log)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows.take(pa.array(range(0, len(rows), step))), part)
+    return folder
+
+
+@pytest.mark.parametrize(("step", "batch_size"), [(4, 64), pytest.param(1, 256, marks=pytest.mark.nightly)])
+def test_init_kuairand_passes_check(kuairand_raw: Path, tmp_path: Path, step: int, batch_size: int) -> None:
+    log = kuairand_raw / "log"
     config, _, _ = init(
-        kuairand_raw / "log",
+        log if step == 1 else every_nth_row(log, step, tmp_path / "log"),
         *("--users", kuairand_raw / "user_features_pure.parquet"),
         *("--items", kuairand_raw / "video_features_basic_pure.parquet"),
         *("--out", tmp_path / "ranker.toml"),
@@ -281,10 +293,11 @@ def test_init_kuairand_passes_check(kuairand_raw: Path, tmp_path: Path) -> None:
     assert features["duration_ms"]["owner"] == "item"
     unknown = {"comment_stay_time", "profile_stay_time", "is_rand", "date", "play_time_ms"}
     assert not unknown & {feature.get("column", name) for name, feature in features.items()}
-    assert config["training"]["batch_size"] == 256
+    assert config["training"]["batch_size"] == batch_size
     code, text, err = ranker("check", tmp_path / "ranker.toml", "--json")
     assert code == 0, err
-    assert json.loads(text)["warnings"] == []
+    warnings = json.loads(text)["warnings"]
+    assert [text for text in warnings if step == 1 or not re.search(r"has only \d+ positive label", text)] == []
 
 
 def test_init_reads_the_folder_of_an_adapter(tmp_path: Path) -> None:

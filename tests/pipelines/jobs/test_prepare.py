@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,17 +15,16 @@ import pytest
 from pipelines.cli.main import main
 from pipelines.config.config import Config
 from pipelines.data.reader import open_log
+from pipelines.engines import run_in_processes
 from pipelines.jobs.check import check
 from pipelines.jobs.train import prepare_run, train
 from pipelines.runs.preparation import log_inputs, require_preparation, share_preparation
 from pipelines.runs.run import RunFolder
 from pipelines.training.warm_start import WarmStart
 from ranking.errors import LogError, RankerError, UsageError
-from tests.pipelines.conftest import FIRST_DAY
+from tests.conftest import Once
+from tests.pipelines.conftest import FIRST_DAY, Shop
 from tests.support.command import ranker
-
-if TYPE_CHECKING:
-    from tests.pipelines.conftest import Shop
 
 COUNTERS = [{"of": ["item_id"], "labels": ["click"], "delay": "1h"}]
 HISTORIES = [{"of": "item_id", "label": "click", "max_length": 5, "name": "clicked"}]
@@ -48,13 +48,53 @@ def write_log(shop: Shop) -> None:
     shop.write(table[600:], "b/part-1.parquet")
 
 
-@pytest.fixture
-def config(shop: Shop) -> Config:
-    write_log(shop)
-    plain = shop.config()
-    features = [*plain.model_dump(exclude_none=True)["features"], BUCKETS, POSITION]
+def full_config(shop: Shop) -> Config:
+    """Return a configuration with everything that a preparation computes."""
+    features = [*shop.config().model_dump(exclude_none=True)["features"], BUCKETS, POSITION]
     model = {"side_tower": {"features": ["position"]}}
     return shop.config(features=features, counters=COUNTERS, histories=HISTORIES, model=model)
+
+
+@pytest.fixture(scope="session")
+def prepared(once: Once) -> RunFolder:
+    """A log prepared for ``full_config``; read only."""
+
+    def prepare(folder: Path) -> None:
+        shop = Shop(folder)
+        write_log(shop)
+        prepare_run(full_config(shop), folder / "prepared")
+
+    return RunFolder(once("prepared shop", prepare) / "prepared")
+
+
+@pytest.fixture(scope="session")
+def config(prepared: RunFolder) -> Config:
+    """The configuration of ``prepared``; its log is read only."""
+    return prepared.load_config()
+
+
+@pytest.fixture
+def copy(shop: Shop, prepared: RunFolder) -> RunFolder:
+    """A copy of ``prepared`` that a test may change."""
+    return RunFolder(shutil.copytree(prepared.path, shop.folder / "prepared"))
+
+
+@pytest.fixture(scope="session")
+def plain(once: Once) -> RunFolder:
+    """A run on the same log with features of the log only, which is a preparation, too; read only."""
+
+    def train_plain(folder: Path) -> None:
+        shop = Shop(folder)
+        write_log(shop)
+        train(shop.config(), folder / "plain")
+
+    return RunFolder(once("plain shop", train_plain) / "plain")
+
+
+@pytest.fixture(scope="session")
+def plain_config(plain: RunFolder) -> Config:
+    """The configuration of ``plain``; its log is read only."""
+    return plain.load_config()
 
 
 def contents(run: RunFolder) -> dict[str, bytes]:
@@ -65,8 +105,8 @@ def contents(run: RunFolder) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("engine", [map, from_last_to_first])
-def test_workers_prepare_the_files_of_one_process(shop: Shop, config: Config, engine: Any) -> None:
-    whole = contents(prepare_run(config, shop.folder / "whole"))
+def test_workers_prepare_the_files_of_one_process(shop: Shop, config: Config, prepared: RunFolder, engine: Any) -> None:
+    whole = contents(prepared)
     assert whole["quarantine.jsonl"].count(b"\n") == 1, "the same bad row in two files of a folder is a duplicate"
     assert any(name.startswith("side_encoder/") for name in whole)
     assert b'"duplicates": 75' in whole["survey.json"]
@@ -98,17 +138,26 @@ def test_workers_check_a_log_like_one_process(shop: Shop, config: Config) -> Non
     assert (shop.folder / "a").read_bytes() == (shop.folder / "b").read_bytes() != b""
 
 
-@pytest.mark.usefixtures("programs")
-def test_prepare_with_workers_writes_the_files_of_one_process(shop: Shop, config: Config) -> None:
+def run_here(workers: int, function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterable[Any]:
+    """Call a function that was sent, as a worker does, but in this process."""
+    assert workers == 2
+    return map(pickle.loads(pickle.dumps(function)), pickle.loads(pickle.dumps(parts)))
+
+
+@pytest.mark.parametrize("run", [run_here, pytest.param(run_in_processes, marks=pytest.mark.nightly)])
+def test_prepare_with_workers_writes_the_files_of_one_process(
+    shop: Shop, config: Config, prepared: RunFolder, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Protects the command: workers import the packages, which takes seconds."""
+    monkeypatch.setattr("pipelines.engines.run_in_processes", run)
     toml = shop.folder / "ranker.toml"
     config.write(toml)
-    assert main(["prepare", str(toml), "--run", str(shop.folder / "whole")]) == 0
     assert main(["prepare", str(toml), "--run", str(shop.folder / "parts"), "--workers", "2"]) == 0
-    assert contents(RunFolder(shop.folder / "parts")) == contents(RunFolder(shop.folder / "whole"))
+    assert contents(RunFolder(shop.folder / "parts")) == contents(prepared)
 
 
-def test_damaged_file_is_named_and_nothing_is_left(shop: Shop, config: Config) -> None:
+def test_damaged_file_is_named_and_nothing_is_left(shop: Shop) -> None:
+    write_log(shop)
     damaged = shop.log / "b" / "part-1.parquet"
 
     def engine(function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterable[Any]:
@@ -116,7 +165,7 @@ def test_damaged_file_is_named_and_nothing_is_left(shop: Shop, config: Config) -
         return map(function, parts)
 
     with pytest.raises(LogError, match=f"{damaged}: "):
-        prepare_run(config, shop.folder / "run", engine=engine)
+        prepare_run(full_config(shop), shop.folder / "run", engine=engine)
     assert not (shop.folder / "run").exists()
 
 
@@ -140,13 +189,12 @@ def weights(run: RunFolder) -> bytes:
     return run.best.read_bytes()
 
 
-def test_training_continues_a_prepared_run(shop: Shop, config: Config) -> None:
-    run = prepare_run(config, shop.folder / "prepared")
+def test_training_continues_a_prepared_run(shop: Shop, config: Config, copy: RunFolder) -> None:
     with pytest.raises(RankerError, match="contains an unfinished run: continue it with --resume"):
-        train(config, run.path)
-    before = contents(run)
-    assert weights(train(config, run.path, resume=True)) == weights(train(config, shop.folder / "alone"))
-    assert contents(run) == before
+        train(config, copy.path)
+    before = contents(copy)
+    assert weights(train(config, copy.path, resume=True)) == weights(train(config, shop.folder / "alone"))
+    assert contents(copy) == before
 
 
 def require(run: RunFolder, config: Config) -> None:
@@ -159,8 +207,9 @@ def train_with(run: RunFolder, config: Config, folder: Path) -> RunFolder:
     return train(config, folder, prepared=run)
 
 
-def test_other_models_share_a_preparation(shop: Shop, config: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    run = prepare_run(config, shop.folder / "prepared")
+def test_other_models_share_a_preparation(
+    shop: Shop, config: Config, copy: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     document = config.model_dump(exclude_none=True)
     document["features"][0]["dim"] = 8
     document["tasks"][0]["weight"] = 0.5
@@ -169,26 +218,24 @@ def test_other_models_share_a_preparation(shop: Shop, config: Config, capsys: py
     document["training"]["seed"] = 7
     other = Config.model_validate(document)
     capsys.readouterr()
-    trained = train_with(run, other, shop.folder / "other")
-    assert f"the log was prepared in {run.path}" in capsys.readouterr().err
-    assert contents(trained) == contents(run)
-    assert (trained.encoder / "scales.parquet").samefile(run.encoder / "scales.parquet")
+    trained = train_with(copy, other, shop.folder / "other")
+    assert f"the log was prepared in {copy.path}" in capsys.readouterr().err
+    assert contents(trained) == contents(copy)
+    assert (trained.encoder / "scales.parquet").samefile(copy.encoder / "scales.parquet")
     assert weights(trained) == weights(train(other, shop.folder / "alone"))
 
 
 def test_preparation_is_copied_to_another_filesystem(
-    shop: Shop, config: Config, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, config: Config, prepared: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = prepare_run(config, shop.folder / "prepared")
-
     def link(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
     other = RunFolder.create(shop.folder / "other", config)
     with monkeypatch.context() as patch:
         patch.setattr("os.link", link)
-        share_preparation(run, other)
-    assert contents(other) == contents(run)
+        share_preparation(prepared, other)
+    assert contents(other) == contents(prepared)
 
 
 def changed(config: Config, section: str, **settings: Any) -> Config:
@@ -212,13 +259,12 @@ def changed(config: Config, section: str, **settings: Any) -> Config:
     ],
 )
 def test_preparation_with_other_settings_is_rejected(
-    section: str, settings: dict[str, Any], message: str, shop: Shop, config: Config
+    section: str, settings: dict[str, Any], message: str, config: Config, prepared: RunFolder
 ) -> None:
-    run = prepare_run(config, shop.folder / "prepared")
     with pytest.raises(LogError) as caught:
-        require(run, changed(config, section, **settings))
+        require(prepared, changed(config, section, **settings))
     hint = "prepare the log again with 'ranker prepare'"
-    assert str(caught.value) == f"{run.path} is not prepared for this training: {message}; {hint}"
+    assert str(caught.value) == f"{prepared.path} is not prepared for this training: {message}; {hint}"
 
 
 def test_preparation_without_the_measured_shares_is_rejected(shop: Shop, config: Config) -> None:
@@ -249,12 +295,14 @@ def remove_file(shop: Shop) -> None:
         (remove_file, "file 'a/part-0.parquet' of the log was added or removed since"),
     ],
 )
-def test_preparation_of_another_log_is_rejected(change: Callable[[Shop], None], message: str, shop: Shop) -> None:
+def test_preparation_of_another_log_is_rejected(
+    change: Callable[[Shop], None], message: str, shop: Shop, plain: RunFolder
+) -> None:
     write_log(shop)
-    run = prepare_run(shop.config(), shop.folder / "prepared")
+    require(plain, shop.config())
     change(shop)
     with pytest.raises(LogError, match=message):
-        train_with(run, shop.config(), shop.folder / "other")
+        train_with(plain, shop.config(), shop.folder / "other")
 
 
 def test_preparation_with_another_side_table_is_rejected(shop: Shop) -> None:
@@ -278,48 +326,42 @@ def test_log_may_have_moved_since_it_was_prepared(shop: Shop) -> None:
     assert contents(train_with(run, config, shop.folder / "other")) == contents(run)
 
 
-def test_run_that_continues_another_is_no_preparation(shop: Shop) -> None:
-    write_log(shop)
-    first = train(shop.config(), shop.folder / "first")
-    second = train(shop.config(), shop.folder / "second", warm_start=WarmStart(first, reopen=False))
+def test_run_that_continues_another_is_no_preparation(shop: Shop, plain: RunFolder, plain_config: Config) -> None:
+    second = train(plain_config, shop.folder / "second", warm_start=WarmStart(plain, reopen=False))
     with pytest.raises(
-        LogError, match=f"it continues {first.path}, whose ids it has; use a run that was prepared from"
+        LogError, match=f"it continues {plain.path}, whose ids it has; use a run that was prepared from"
     ):
-        train_with(second, shop.config(), shop.folder / "other")
+        train_with(second, plain_config, shop.folder / "other")
 
 
-def test_incomplete_preparations_are_rejected(shop: Shop) -> None:
-    write_log(shop)
-    run = prepare_run(shop.config(), shop.folder / "prepared")
-
+def test_incomplete_preparations_are_rejected(shop: Shop, copy: RunFolder, config: Config) -> None:
     def reason() -> str:
         with pytest.raises(LogError) as caught:
-            train_with(run, shop.config(), shop.folder / "other")
+            train_with(copy, config, shop.folder / "other")
         return str(caught.value)
 
-    quarantine = run.quarantine.read_text()
-    run.quarantine.unlink()  # may have been deleted, because it has data of users
-    require(run, shop.config())
+    quarantine = copy.quarantine.read_text()
+    copy.quarantine.unlink()  # may have been deleted, because it has data of users
+    require(copy, config)
     assert quarantine
     for text in ("{}", "[]", '{"format": 0}'):
-        run.inputs.write_text(text)
+        copy.inputs.write_text(text)
         assert "it was written by another version; prepare the log again" in reason()
-    run.inputs.unlink()
+    copy.inputs.unlink()
     assert "it was written by an earlier version, or is damaged; prepare the log again" in reason()
-    shutil.rmtree(run.encoder)
-    assert f"it is not complete; continue with 'ranker prepare … --run {run.path} --resume'" in reason()
-    shutil.rmtree(run.path)
+    shutil.rmtree(copy.encoder)
+    assert f"it is not complete; continue with 'ranker prepare … --run {copy.path} --resume'" in reason()
+    shutil.rmtree(copy.path)
     assert "it is not a run folder; create one with 'ranker prepare'" in reason()
 
 
-def test_one_run_per_task_has_no_common_preparation(shop: Shop) -> None:
+def test_one_run_per_task_has_no_common_preparation(shop: Shop, plain: RunFolder) -> None:
     write_log(shop)
-    run = prepare_run(shop.config(), shop.folder / "prepared")
     single = shop.config(model={"gate": {"kind": "single_task"}})
     with pytest.raises(UsageError, match="single_task trains a run for each task, and each of them reads the log"):
         prepare_run(single, shop.folder / "other")
     toml = shop.write_config(model={"gate": {"kind": "single_task"}})
-    code, _, err = ranker("train", toml, "--run", shop.folder / "other", "--prepared", run.path)
+    code, _, err = ranker("train", toml, "--run", shop.folder / "other", "--prepared", plain.path)
     assert (code, "single_task trains a run for each task, and each reads the log" in err) == (2, True)
     trained = train(single, shop.folder / "single")
     with pytest.raises(LogError, match="it has a run for each task, which are prepared separately"):
@@ -344,29 +386,31 @@ def test_train_uses_a_preparation_that_it_names(shop: Shop) -> None:
     assert "reading the log" not in err
 
 
-def test_training_prepares_itself_if_a_preparation_does_not_fit(shop: Shop) -> None:
-    write_log(shop)
-    run = prepare_run(shop.config(), shop.folder / "prepared")
-    other = train(shop.config(logs={"test_until": FIRST_DAY.replace(day=11)}), shop.folder / "other", prepared=run)
-    assert not other.survey.samefile(run.survey)
-    assert other.load_survey()["rows"] == run.load_survey()["rows"]
+def test_training_prepares_itself_if_a_preparation_does_not_fit(
+    shop: Shop, plain: RunFolder, plain_config: Config
+) -> None:
+    config = changed(plain_config, "logs", test_until=FIRST_DAY.replace(day=11))
+    other = train(config, shop.folder / "other", prepared=plain)
+    assert not other.survey.samefile(plain.survey)
+    assert other.load_survey()["rows"] == plain.load_survey()["rows"]
 
 
 def test_interrupted_sharing_does_not_change_the_other_run(
-    shop: Shop, config: Config, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, copy: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files that are linked before the encoder belong to both runs."""
-    run, other = prepare_run(config, shop.folder / "prepared"), shop.folder / "other"
-    before = contents(run)
+    write_log(shop)
+    config, other = full_config(shop), shop.folder / "other"
+    before = contents(copy)
 
     with monkeypatch.context() as patch:
         patch.setattr("pipelines.training.setup.share_preparation", share_without_encoder)
         with pytest.raises(KeyboardInterrupt):
-            train(config, other, prepared=run)
+            train(config, other, prepared=copy)
     shop.write(shop.table(50, seed=5).append_column("position", pa.array([0.0] * 50)), "b/part-2.parquet")
-    assert RunFolder(other).index.samefile(run.index)
+    assert RunFolder(other).index.samefile(copy.index)
     prepare_run(config, other, resume=True)
-    assert contents(run) == before
+    assert contents(copy) == before
     assert contents(RunFolder(other)) != before
 
 
@@ -378,22 +422,23 @@ def share_without_encoder(run: RunFolder, other: RunFolder) -> None:
     raise KeyboardInterrupt
 
 
-def test_shared_files_stay_protected(shop: Shop, config: Config) -> None:
-    run = prepare_run(config, shop.folder / "prepared")
-    protected = run.encoder / "scales.parquet"
+def test_shared_files_stay_protected(shop: Shop, config: Config, copy: RunFolder) -> None:
+    protected = copy.encoder / "scales.parquet"
     protected.chmod(0o444)
-    train_with(run, config, shop.folder / "other")
+    train_with(copy, config, shop.folder / "other")
     assert protected.stat().st_mode & 0o777 == 0o444
 
 
-def test_deleted_preparation_is_replaced(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_preparation_is_replaced(
+    shop: Shop, plain: RunFolder, plain_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run may be deleted while another one starts."""
-    write_log(shop)
-    run = prepare_run(shop.config(), shop.folder / "prepared")
+    run = RunFolder(shutil.copytree(plain.path, shop.folder / "prepared"))
 
     def deleted(source: RunFolder, target: RunFolder) -> None:
         shutil.rmtree(source.path)
         share_preparation(source, target)
 
     monkeypatch.setattr("pipelines.training.setup.share_preparation", deleted)
-    assert train(shop.config(), shop.folder / "other", prepared=run).finished
+    assert train(plain_config, shop.folder / "other", prepared=run).finished
+    assert not run.path.exists()

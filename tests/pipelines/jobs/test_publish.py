@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,12 +16,24 @@ from ranking.artifacts import checksums
 from ranking.artifacts import repository as repositories
 from ranking.artifacts.release import Canary, Release
 from ranking.errors import BundleError, OutputError
+from tests.conftest import Once
 from tests.pipelines.killed_ranker import KilledRanker, killed_ranker
 
 
 def files(folder: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder, temporary files included."""
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+@pytest.fixture
+def three(bundle: Path, once: Once, tmp_path: Path) -> Path:
+    """A repository with versions 1 to 3 that a test may change."""
+
+    def publish_three(folder: Path) -> None:
+        for _ in range(3):
+            publish(bundle, folder)
+
+    return shutil.copytree(once("repository with three versions", publish_three), tmp_path / "three")
 
 
 # Versions.
@@ -69,11 +81,9 @@ def test_next_version_follows_the_highest_after_a_rollback(bundle: Path, tmp_pat
     assert publish(bundle, tmp_path) == ("feed", 3)
 
 
-def test_next_version_follows_the_highest_after_a_removal(bundle: Path, tmp_path: Path) -> None:
-    for _ in range(3):
-        publish(bundle, tmp_path)
-    shutil.rmtree(tmp_path / "feed" / "2")
-    assert publish(bundle, tmp_path) == ("feed", 4)
+def test_next_version_follows_the_highest_after_a_removal(bundle: Path, three: Path) -> None:
+    shutil.rmtree(three / "feed" / "2")
+    assert publish(bundle, three) == ("feed", 4)
 
 
 def test_publish_leaves_no_temporary_files(bundle: Path, tmp_path: Path) -> None:
@@ -201,35 +211,31 @@ def test_pinned_version_stays_current(bundle: Path, tmp_path: Path, capsys: pyte
     assert f"'ranker release {tmp_path} feed --version 2' makes it current" in status
 
 
-def test_publish_keeps_canary_and_shadow(bundle: Path, tmp_path: Path) -> None:
-    for _ in range(3):
-        publish(bundle, tmp_path)
+def test_publish_keeps_canary_and_shadow(bundle: Path, three: Path) -> None:
     canary = {"version": 2, "weight": 0.25}
-    change_release(tmp_path, "feed", {"canary": canary, "shadow": 1})
-    publish(bundle, tmp_path)
+    change_release(three, "feed", {"canary": canary, "shadow": 1})
+    publish(bundle, three)
     expected = Release(version=4, canary=Canary.model_validate(canary), shadow=1)
-    assert repositories.read_release(tmp_path, "feed") == expected
+    assert repositories.read_release(three, "feed") == expected
 
 
 # Keep.
 
 
-def test_keep_removes_the_oldest_versions(bundle: Path, tmp_path: Path) -> None:
-    for _ in range(3):
-        publish(bundle, tmp_path)
-    publish(bundle, tmp_path, keep=2)
-    assert repositories.list_versions(tmp_path, "feed") == [3, 4]
-    assert {f.name for f in (tmp_path / "feed").iterdir()} == {".lock", "3", "4", "current.json", "fallbacks.json"}
-    assert repositories.read_fallbacks(tmp_path, "feed") == [3]
+def test_keep_removes_the_oldest_versions(bundle: Path, three: Path) -> None:
+    publish(bundle, three, keep=2)
+    assert repositories.list_versions(three, "feed") == [3, 4]
+    assert {f.name for f in (three / "feed").iterdir()} == {".lock", "3", "4", "current.json", "fallbacks.json"}
+    assert repositories.read_fallbacks(three, "feed") == [3]
 
 
-def test_keep_never_removes_served_versions(bundle: Path, tmp_path: Path) -> None:
-    for _ in range(5):
-        publish(bundle, tmp_path)
+def test_keep_never_removes_served_versions(bundle: Path, three: Path) -> None:
+    for _ in range(2):
+        publish(bundle, three)
     release = {"version": 1, "pinned": True, "canary": {"version": 2, "weight": 0.0}, "shadow": 3}
-    change_release(tmp_path, "feed", release)
-    publish(bundle, tmp_path, keep=1)
-    assert repositories.list_versions(tmp_path, "feed") == [1, 2, 3, 6]
+    change_release(three, "feed", release)
+    publish(bundle, three, keep=1)
+    assert repositories.list_versions(three, "feed") == [1, 2, 3, 6]
 
 
 def test_keep_removes_a_version_with_one_rename(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,52 +251,65 @@ def test_keep_removes_a_version_with_one_rename(bundle: Path, tmp_path: Path, mo
     assert seen == [([2], files(bundle))]
 
 
-@pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledRanker]:
-    folder = tmp_path_factory.mktemp("killed")
-    with killed_ranker(folder, "pipelines.jobs.publish", "ranking.frozen.graph") as ranker:
-        yield ranker
+class Killed(NamedTuple):
+    """Copies of a repository, each left by a publication that was killed; read only.
+
+    Attributes:
+        first: the repository had no model.
+        next: the repository had version 1.
+    """
+
+    first: list[Path]
+    next: list[Path]
 
 
 def killed_publications(
-    bundle: Path, repository: Path, ranker: KilledRanker, name: str, changes: Iterable[int]
-) -> list[Path]:
-    """Return copies of a repository, each left by a publication that was killed before one of these changes."""
-    copies = []
+    bundle: Path, repository: Path | None, ranker: KilledRanker, name: str, changes: Iterable[int]
+) -> None:
+    """Copy a repository for each of these changes, and kill a publication into the copy before the change."""
     for change in changes:
-        copy = ranker.folder / f"{name}-{change}"
-        if repository.exists():
+        copy = ranker.folder / f"{name}-{change:03}"
+        if repository is not None:
             shutil.copytree(repository, copy)
         if not ranker.run("publish", bundle, copy, change=change):
-            return copies
-        copies.append(copy)
+            shutil.rmtree(copy)
+            return
+        copy.mkdir(parents=True, exist_ok=True)
     raise AssertionError("the publication has more changes")
 
 
-@pytest.fixture(scope="module", params=[3, pytest.param(1, marks=pytest.mark.nightly)])
-def killed(bundle: Path, repository: Path, ranker: KilledRanker, request: pytest.FixtureRequest) -> list[Path]:
-    """Copies of the repository; the first 120 changes are those of the copy of the bundle."""
-    changes = [*range(1, 120, 30), *range(120, 1_000, request.param)]
-    return killed_publications(bundle, repository, ranker, f"next-{request.param}", changes)
+@pytest.fixture(scope="module", params=[5, pytest.param(1, marks=pytest.mark.nightly)])
+def killed(bundle: Path, repository: Path, once: Once, request: pytest.FixtureRequest) -> Killed:
+    """Repositories after killed publications; the first 120 changes are those of the copy of the bundle; read only."""
+
+    def kill(folder: Path) -> None:
+        with killed_ranker(folder, "pipelines.jobs.publish", "ranking.frozen.graph") as ranker:
+            killed_publications(bundle, None, ranker, "first", range(1, 1_000, 30))
+            changes = [*range(1, 120, 30), *range(120, 1_000, request.param)]
+            killed_publications(bundle, repository, ranker, "next", changes)
+
+    folder = once(f"publications killed at each change in {request.param}", kill)
+    return Killed(sorted(folder.glob("first-*")), sorted(folder.glob("next-*")))
 
 
 # Killed publications.
 
 
-def test_killed_publication_leaves_the_old_version_and_no_partial_version(killed: list[Path], repository: Path) -> None:
+def test_killed_publication_leaves_the_old_version_and_no_partial_version(killed: Killed, repository: Path) -> None:
     """Protects a repository that services read."""
-    for copy in killed:
+    for copy in killed.next:
         assert repositories.list_models(copy) == ["feed"]
         assert files(copy / "feed" / "1") == files(repository / "feed" / "1")
         for version in repositories.list_versions(copy, "feed"):
             checksums.verify_files(repositories.bundle_folder(copy, "feed", version))
-    current = [repositories.read_release(copy, "feed").version for copy in killed]
+    current = [repositories.read_release(copy, "feed").version for copy in killed.next]
     assert current == sorted(current)
     assert set(current) == {1, 2}
 
 
-def test_killed_publication_does_not_block_the_next_one(bundle: Path, killed: list[Path]) -> None:
-    for copy in killed[::5]:
+def test_killed_publication_does_not_block_the_next_one(bundle: Path, killed: Killed, tmp_path: Path) -> None:
+    for left in killed.next[::3]:
+        copy = shutil.copytree(left, tmp_path / left.name)
         name, version = publish(bundle, copy)
         assert (name, repositories.read_release(copy, name).version) == ("feed", version)
         ranking.load(repositories.bundle_folder(copy, name, version))
@@ -298,9 +317,11 @@ def test_killed_publication_does_not_block_the_next_one(bundle: Path, killed: li
         assert {file.name for file in (copy / name).iterdir()} == {*versions, "current.json", "fallbacks.json", ".lock"}
 
 
-def test_killed_first_publication_leaves_no_model(bundle: Path, tmp_path: Path, ranker: KilledRanker) -> None:
-    for copy in killed_publications(bundle, tmp_path / "none yet", ranker, "first", range(1, 1_000, 30)):
-        assert not copy.exists() or repositories.list_models(copy) == []
+def test_killed_first_publication_leaves_no_model(bundle: Path, killed: Killed, tmp_path: Path) -> None:
+    assert killed.first
+    for left in killed.first:
+        copy = shutil.copytree(left, tmp_path / left.name)
+        assert repositories.list_models(copy) == []
         publish(bundle, copy)
         assert repositories.list_models(copy) == ["feed"]
         ranking.load(repositories.bundle_folder(copy, "feed", repositories.read_release(copy, "feed").version))

@@ -21,6 +21,7 @@ from pipelines.jobs.score import Engine, Part, score_log, score_parts
 from pipelines.jobs.train import train
 from ranking.errors import InvalidInputError, LogError, OutputError
 from ranking.frozen.ranker import FrozenRanker
+from tests.conftest import Once
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -310,40 +311,60 @@ def test_output_has_the_available_ids_before_the_scores(shop: Shop) -> None:
 # By parts, as engines do.
 
 
-@pytest.fixture
-def parted(day: pa.Table, rows: pa.Table, tmp_path: Path) -> Path:
-    """A log in hive folders with an integer key, an empty file, two types of ids, bad rows, and several chunks."""
-    log = tmp_path / "log"
-    large = day.take(pa.array(np.arange(CHUNK_ROWS + 1000) % day.num_rows)).drop_columns(["hour"])
+def write_parted(day: pa.Table, rows: pa.Table, log: Path, large_rows: int) -> None:
+    """Write a log in hive folders with an integer key, an empty file, two types of ids, and bad rows."""
+    large = day.take(pa.array(np.arange(large_rows) % day.num_rows)).drop_columns(["hour"])
     dictionary = day.set_column(0, "user_id", day["user_id"].dictionary_encode()).drop_columns(["hour"])
     tables = {"hour=7": large, "hour=8": day.slice(0, 0).drop_columns(["hour"]), "hour=11": dictionary}
     for name, table in {**tables, "hour=9": rows.drop_columns(["hour"])}.items():
         (log / name).mkdir(parents=True)
         write(table, log / name, "part-0.parquet")
-    return log
 
 
-def check_parts(ranker: FrozenRanker, bundle: Path, log: Path, engine: Engine) -> None:
+@pytest.fixture
+def parted(day: pa.Table, rows: pa.Table, tmp_path: Path) -> Path:
+    """A log of several parts that a test may change."""
+    write_parted(day, rows, tmp_path / "log", 2_000)
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def whole(ranker: FrozenRanker, day: pa.Table, rows: pa.Table, once: Once) -> Path:
+    """A folder with a log of several parts, one of them with several chunks, and its scores and counts; read only."""
+
+    def score_whole(folder: Path) -> None:
+        write_parted(day, rows, folder / "log", CHUNK_ROWS + 1_000)
+        counts = score_log(ranker, folder / "log", folder / "scores.parquet", ["click", "like"])
+        (folder / "counts.json").write_text(json.dumps(counts))
+
+    return once("scores of a parted log", score_whole)
+
+
+def check_parts(bundle: Path, whole: Path, folder: Path, engine: Engine) -> None:
     """Check that parts have the scores, counts and bad rows of the whole log."""
-    folder = log.parent
-    counts = score_log(ranker, log, folder / "scores.parquet", ["click", "like"])
-    assert score_parts(bundle, log, folder / "scores", engine, ["click", "like"]) == counts
+    counts = json.loads((whole / "counts.json").read_text())
+    assert score_parts(bundle, whole / "log", folder / "scores", engine, ["click", "like"]) == counts
     assert counts["bad"] == 2
-    scores = pq.read_table(folder / "scores.parquet")
+    scores = pq.read_table(whole / "scores.parquet")
     parts = sorted((folder / "scores").iterdir())
     assert [part.name for part in parts] == [f"part-0000{number}.parquet" for number in range(4)]
     assert pa.concat_tables([pq.read_table(part) for part in parts]).equals(scores)
-    bad_rows = [folder / f"{name}.quarantine.jsonl" for name in ("scores.parquet", "scores")]
+    bad_rows = [whole / "scores.parquet.quarantine.jsonl", folder / "scores.quarantine.jsonl"]
     assert bad_rows[0].read_text() == bad_rows[1].read_text()
-    assert set(folder.iterdir()) == {log, folder / "scores", folder / "scores.parquet", *bad_rows}
+    assert set(folder.iterdir()) == {folder / "scores", bad_rows[1]}
+    assert set(whole.iterdir()) == {whole / name for name in ("log", "scores.parquet", "counts.json")} | {bad_rows[0]}
 
 
-def test_parts_have_the_scores_of_the_whole_log(ranker: FrozenRanker, bundle: Path, parted: Path) -> None:
-    check_parts(ranker, bundle, parted, map)
+def test_parts_have_the_scores_of_the_whole_log(bundle: Path, whole: Path, tmp_path: Path) -> None:
+    check_parts(bundle, whole, tmp_path, map)
 
 
-def test_parts_in_processes_have_the_scores_of_the_whole_log(ranker: FrozenRanker, bundle: Path, parted: Path) -> None:
-    check_parts(ranker, bundle, parted, partial(run_in_processes, 2))
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_parts_in_processes_have_the_scores_of_the_whole_log(
+    bundle: Path, whole: Path, tmp_path: Path, workers: int
+) -> None:
+    """Protects the workers: they import the packages, which takes seconds."""
+    check_parts(bundle, whole, tmp_path, partial(run_in_processes, workers))
 
 
 def test_part_that_is_scored_twice_is_counted_once(bundle: Path, parted: Path, tmp_path: Path) -> None:

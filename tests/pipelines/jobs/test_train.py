@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import pyarrow as pa
@@ -26,14 +28,57 @@ from pipelines.training.model_factory import load_model
 from ranking.encoding.encoder import Encoder
 from ranking.errors import LogError, OutputError, RankerError
 from ranking.selection import Selection
-
-if TYPE_CHECKING:
-    from tests.pipelines.conftest import Shop
+from tests.conftest import Once
+from tests.pipelines.conftest import Shop
 
 
 def read_json(file: Path) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(file.read_text())
     return data
+
+
+@pytest.fixture(scope="session")
+def nested(once: Once) -> RunFolder:
+    """A run on 300 rows in a folder whose parents did not exist, made by a known command; read only."""
+
+    def train_nested(folder: Path) -> None:
+        shop = Shop(folder)
+        shop.write(shop.table(300))
+        train(shop.config(), folder / "a" / "b" / "run", command=["ranker", "train", "ranker.toml"])
+
+    return RunFolder(once("shop of a nested run", train_nested) / "a" / "b" / "run")
+
+
+@pytest.fixture(scope="session")
+def again(nested: RunFolder, once: Once) -> RunFolder:
+    """A run with the configuration of ``nested``, in a folder that was empty; read only."""
+
+    def train_again(folder: Path) -> None:
+        folder.mkdir()
+        train(nested.load_config(), folder)
+
+    return RunFolder(once("run in an empty folder", train_again))
+
+
+@pytest.fixture(scope="session")
+def odd(once: Once) -> RunFolder:
+    """A run on 200 rows with a bad row, a constant feature and new users after the training split; read only.
+
+    The folder above it has what the training wrote to stderr, in ``err.txt``.
+    """
+
+    def train_odd(folder: Path) -> None:
+        shop, err = Shop(folder), io.StringIO()
+        table = shop.with_value(shop.table(200), "item_id", 7, None)
+        columns = {"user_id": ["new" if n >= 160 else "old" for n in range(200)], "tab": [3] * 200}
+        for name, values in columns.items():
+            table = table.set_column(table.column_names.index(name), name, pa.array(values))
+        shop.write(table)
+        with redirect_stderr(err):
+            train(shop.config(), folder / "run")
+        (folder / "err.txt").write_text(err.getvalue())
+
+    return RunFolder(once("shop with an odd log", train_odd) / "run")
 
 
 def test_train_writes_the_documented_files(run: RunFolder) -> None:
@@ -62,7 +107,7 @@ def with_other_processes(function: Callable[[Any], Any], parts: Sequence[Any]) -
 
 
 def test_workers_of_the_preparation_also_score_the_rows_of_the_evaluation(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, nested: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker loads the model of a run that is not finished yet."""
     from pipelines.evaluation import predict
@@ -74,11 +119,9 @@ def test_workers_of_the_preparation_also_score_the_rows_of_the_evaluation(
         return sources.load_scorer(path, *arguments)
 
     monkeypatch.setattr(predict, "load_scorer", load_scorer)
-    shop.write(shop.table(300))
-    run = train(shop.config(), shop.folder / "run")
-    parted = train(shop.config(), shop.folder / "parted", engine=with_other_processes)
+    parted = train(nested.load_config(), shop.folder / "parted", engine=with_other_processes)
     assert loaded == [(parted.path, False)]
-    assert parted.load_evaluation() == run.load_evaluation()
+    assert parted.load_evaluation() == nested.load_evaluation()
 
 
 def test_train_writes_the_resolved_configuration(run: RunFolder, config: Config) -> None:
@@ -91,42 +134,31 @@ def test_run_folder_can_be_moved(run: RunFolder, tmp_path: Path) -> None:
     assert RunFolder.open(moved).load_config() == run.load_config()
 
 
-def test_train_fits_the_encoder_on_the_training_split_only(shop: Shop) -> None:
-    table = shop.table(300)
-    users = ["new" if n >= 240 else "old" for n in range(300)]
-    shop.write(table.set_column(table.column_names.index("user_id"), "user_id", pa.array(users)))
-    run = train(shop.config(), shop.folder / "run")
-    encoder = Encoder.read(run.encoder, shop.schema)
+def test_train_fits_the_encoder_on_the_training_split_only(odd: RunFolder) -> None:
+    encoder = Encoder.read(odd.encoder, odd.load_config().serving_schema)
     assert encoder.id_mappings["user_id"].size == 3  # missing, unseen, old
 
 
-def test_train_writes_bad_rows_to_the_quarantine(shop: Shop) -> None:
-    shop.write(shop.with_value(shop.table(300), "item_id", 7, None))
-    run = train(shop.config(), shop.folder / "run")
-    (line,) = run.quarantine.read_text().splitlines()
+def test_train_writes_bad_rows_to_the_quarantine(odd: RunFolder) -> None:
+    (line,) = odd.quarantine.read_text().splitlines()
     assert json.loads(line)["file_row"] == 7
 
 
-def test_train_creates_parent_folders(shop: Shop) -> None:
-    shop.write(shop.table(300))
-    assert train(shop.config(), shop.folder / "a" / "b" / "run").selection.is_file()
+def test_train_creates_parent_folders(nested: RunFolder) -> None:
+    assert nested.selection.is_file()
 
 
-def test_train_writes_the_profile_of_the_log(shop: Shop) -> None:
-    shop.write(shop.with_value(shop.table(200), "price", 5, math.nan))
-    run = train(shop.config(), shop.folder / "run")
-    survey = read_json(run.survey)
+def test_train_writes_the_profile_of_the_log(odd: RunFolder) -> None:
+    survey = read_json(odd.survey)
     assert survey["rows"] == {"train": 159, "validation": 20, "test": 20}
     assert sum(survey["bad"].values()) == 1
 
 
-def test_train_writes_command_and_versions_but_no_machine_name(shop: Shop) -> None:
-    shop.write(shop.table(200))
-    run = train(shop.config(), shop.folder / "run", command=["ranker", "train", "ranker.toml"])
-    kept = read_json(run.command)
+def test_train_writes_command_and_versions_but_no_machine_name(nested: RunFolder) -> None:
+    kept = read_json(nested.command)
     assert kept["argv"] == ["ranker", "train", "ranker.toml"]
     assert kept["versions"]["torch"] == torch.__version__
-    assert platform.node() not in run.command.read_text()
+    assert platform.node() not in nested.command.read_text()
 
 
 def test_train_of_single_tasks_writes_command_and_profile_per_task(shop: Shop) -> None:
@@ -180,7 +212,7 @@ def test_selection_file_frozen_flops_are_at_most_dense_flops(run: RunFolder) -> 
 def test_selection_file_describes_the_best_weights_not_the_last(shop: Shop) -> None:
     """selection.json describes the model that is evaluated and frozen."""
     shop.write(shop.table(200))
-    training = {"batch_size": 8, "epochs": 3, "checks_per_epoch": 100, "patience": 1000}
+    training = {"batch_size": 8, "epochs": 3, "checks_per_epoch": 10, "patience": 1000}
     rates = {"trunk": 0.01, "gates": 0.1}
     model = {"experts": 8, "gate": {"overlap_weight": 10.0}}  # so that selectors differ, and weights matter
     config = shop.config(training={**training, "learning_rate": rates}, model=model)
@@ -220,14 +252,12 @@ def test_evaluation_file_is_not_written_without_a_test_split(shop: Shop) -> None
         evaluate_all(run_scorers(run))
 
 
-def test_train_with_the_same_seed_gives_identical_runs(shop: Shop) -> None:
-    shop.write(shop.table(300))
-    first, second = (train(shop.config(training={"seed": 5}), shop.folder / name) for name in ("a", "b"))
-    a, b = load_file(first.best), load_file(second.best)
+def test_train_with_the_same_seed_gives_identical_runs(nested: RunFolder, again: RunFolder) -> None:
+    a, b = load_file(nested.best), load_file(again.best)
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert read_json(first.selection) == read_json(second.selection)
-    assert read_json(first.evaluation) == read_json(second.evaluation)
+    assert read_json(nested.selection) == read_json(again.selection)
+    assert read_json(nested.evaluation) == read_json(again.evaluation)
 
 
 def log_error(shop: Shop, table: pa.Table, **sections: Any) -> str:
@@ -293,10 +323,8 @@ def test_train_into_a_nonempty_folder_raises_an_output_error(shop: Shop) -> None
     assert [file.name for file in (shop.folder / "run").iterdir()] == ["mine.txt"]
 
 
-def test_train_into_an_empty_folder_succeeds(shop: Shop) -> None:
-    shop.write(shop.table(300))
-    (shop.folder / "run").mkdir()
-    assert train(shop.config(), shop.folder / "run").selection.is_file()
+def test_train_into_an_empty_folder_succeeds(again: RunFolder) -> None:
+    assert again.selection.is_file()
 
 
 def test_train_into_a_file_raises_an_output_error(shop: Shop) -> None:
@@ -394,11 +422,9 @@ def test_train_with_too_many_bad_rows_stops_before_training(shop: Shop) -> None:
     assert run.finished
 
 
-def test_train_prints_the_warnings_of_check(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
-    table = shop.table(300)
-    shop.write(table.set_column(table.column_names.index("tab"), "tab", pa.array([3] * 300)))
-    train(shop.config(), shop.folder / "run")
-    assert "warning: feature 'tab' is 3 in every training row" in capsys.readouterr().err
+def test_train_prints_the_warnings_of_check(odd: RunFolder) -> None:
+    err = (odd.path.parent / "err.txt").read_text()
+    assert "warning: feature 'tab' is 3 in every training row" in err
 
 
 def test_failed_training_is_replaced_with_overwrite(shop: Shop) -> None:

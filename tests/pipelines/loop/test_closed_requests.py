@@ -174,7 +174,7 @@ served = st.dictionaries(st.sampled_from([f"r{i}" for i in range(12)]), times, m
 feedback_events = st.lists(st.tuples(st.integers(0, 11), st.sampled_from("abc"), times), max_size=8)
 
 
-@settings(max_examples=10)
+@settings(max_examples=settings.default.max_examples // 6)
 @given(steps=st.lists(st.tuples(served, feedback_events, st.booleans()), min_size=1, max_size=4))
 def test_rows_are_those_of_a_join_at_the_same_times(
     steps: list[tuple[dict[str, int], list[tuple[int, str, int]], bool]],

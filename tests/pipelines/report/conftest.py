@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,16 @@ def write_run(folder: Path, tasks: int = 3, experts: int = 4, **gate: Any) -> Ru
     return run
 
 
+@pytest.fixture(scope="session")
+def written_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run that has every file a report reads; read only."""
+    return write_run(tmp_path_factory.mktemp("written") / "run")
+
+
 @pytest.fixture
-def finished_run(tmp_path: Path) -> RunFolder:
-    """Return a finished run that has every file a report reads."""
-    return write_run(tmp_path / "run")
+def finished_run(written_run: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy of ``written_run`` that a test may change."""
+    return RunFolder(Path(shutil.copytree(written_run.path, tmp_path / "run")))
 
 
 def checks(config: Config, weights: dict[str, dict[int, float]]) -> list[dict[str, Any]]:

@@ -77,23 +77,27 @@ def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
 # Page.
 
 
-def test_page_of_a_finished_run_has_every_section(finished_run: RunFolder) -> None:
-    result = report_page(finished_run)
-    assert [title for title in result.sections if title] == SECTIONS
-    assert result.omitted == set()
+@pytest.fixture(scope="module")
+def page(written_run: RunFolder) -> Page:
+    """The page of a finished run; read only."""
+    return report_page(written_run)
 
 
-def test_page_top_summarizes_the_run(finished_run: RunFolder) -> None:
-    top = report_page(finished_run).sections[""]
-    lines = verdict(finished_run.load_evaluation()["baselines"])
+def test_page_of_a_finished_run_has_every_section(page: Page) -> None:
+    assert [title for title in page.sections if title] == SECTIONS
+    assert page.omitted == set()
+
+
+def test_page_top_summarizes_the_run(page: Page, written_run: RunFolder) -> None:
+    top = page.sections[""]
+    lines = verdict(written_run.load_evaluation()["baselines"])
     assert lines
     assert all(line in top for line in lines)
     for fact in ("feed", "80,000", "4 of 4", "35%", "selection exact after 55% of the steps", "3 tasks over 4 experts"):
         assert fact in top
 
 
-def test_page_shows_the_figures_of_the_run(finished_run: RunFolder) -> None:
-    sections = report_page(finished_run).sections
+def test_page_shows_the_figures_of_the_run(page: Page) -> None:
     expected = {
         "Data": ["80,000", "17", "'price' is NaN", "25%", "1.25%"],
         "Selected experts": ["0.75", "0.25"],
@@ -104,35 +108,33 @@ def test_page_shows_the_figures_of_the_run(finished_run: RunFolder) -> None:
         "Gate metrics": ["0.75", "group_1"],
         "Reproduce": ["ranker train 'my logs/ranker.toml'", "--run runs/1", "2.13.0", 'name = "feed"'],
     }
-    missing = {(title, text) for title, texts in expected.items() for text in texts if text not in sections[title]}
+    missing = {(title, text) for title, texts in expected.items() for text in texts if text not in page.sections[title]}
     assert missing == set()
 
 
-def test_page_of_the_same_run_is_identical(finished_run: RunFolder) -> None:
-    assert report_page(finished_run).html == report_page(finished_run).html
+def test_page_of_the_same_run_is_identical(page: Page, written_run: RunFolder) -> None:
+    assert report_page(written_run).html == page.html
 
 
-def test_page_references_no_external_resources(finished_run: RunFolder) -> None:
-    result = report_page(finished_run)
-    assert not result.every("script")
-    assert not re.search(r"url\(|@import|https?:", result.html)
-    targets = [tag[key] for _, tag in result.tags for key in ("src", "href") if tag.get(key)]
+def test_page_references_no_external_resources(page: Page) -> None:
+    assert not page.every("script")
+    assert not re.search(r"url\(|@import|https?:", page.html)
+    targets = [tag[key] for _, tag in page.tags for key in ("src", "href") if tag.get(key)]
     assert all(target.startswith(("#", "data:")) for target in targets)
-    (policy,) = [meta["content"] for meta in result.every("meta") if meta.get("http-equiv")]
+    (policy,) = [meta["content"] for meta in page.every("meta") if meta.get("http-equiv")]
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:;")
 
 
-def test_page_plots_have_text_alternatives(finished_run: RunFolder) -> None:
-    drawn = [svg for svg in report_page(finished_run).every("svg") if svg.get("aria-hidden") != "true"]
+def test_page_plots_have_text_alternatives(page: Page) -> None:
+    drawn = [svg for svg in page.every("svg") if svg.get("aria-hidden") != "true"]
     assert len(drawn) == 3 + 3 + 3 + 2  # losses, schedule, gate weights, calibration of the binary tasks
     assert all(svg["role"] == "img" and len(svg["aria-label"] or "") > 20 for svg in drawn)
 
 
-def test_page_links_to_every_section(finished_run: RunFolder) -> None:
-    result = report_page(finished_run)
-    ids = [tag["id"] for _, tag in result.tags if tag.get("id")]
+def test_page_links_to_every_section(page: Page) -> None:
+    ids = [tag["id"] for _, tag in page.tags if tag.get("id")]
     assert len(ids) == len(set(ids))
-    assert {link["href"] for link in result.every("a")} == {f"#{tag['id']}" for tag in result.every("section")}
+    assert {link["href"] for link in page.every("a")} == {f"#{tag['id']}" for tag in page.every("section")}
 
 
 def test_page_escapes_names_from_the_run(finished_run: RunFolder) -> None:
@@ -234,7 +236,8 @@ def test_page_of_a_single_task_run_omits_the_gate_sections(shop: Any, tmp_path: 
     from pipelines.jobs.train import train
 
     shop.write(shop.table(400))
-    result = report_page(train(shop.config(model={"gate": {"kind": "single_task"}}), tmp_path / "run"))
+    settings = {"training": {"batch_size": 4096}, "evaluation": {"bootstrap": 2}}
+    result = report_page(train(shop.config(model={"gate": {"kind": "single_task"}}, **settings), tmp_path / "run"))
     assert result.omitted >= {"Gate weights", "Selected experts", "Gate metrics"}
     assert not result.omitted & {"Data", "Learning curves", "Cost per row", "Quality"}
     assert all(task in result.sections[part] for task in ("click", "watch") for part in ("Data", "Quality"))

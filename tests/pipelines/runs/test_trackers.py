@@ -27,10 +27,18 @@ if TYPE_CHECKING:
 RECORD = {"step": 5, "phase": "selected", "best": True, "gamma": 0.5, "train": {"click": 0.25}}
 
 
+RECORDED = {"trackers": ["mlflow", "tensorboard"]}
+"""Training settings with both trackers."""
+
+
+def use_local_store(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("MLFLOW_TRACKING_URI", (folder / "mlruns").as_uri())
+    patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
 @pytest.fixture(autouse=True)
 def _local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    use_local_store(tmp_path, monkeypatch)
 
 
 def new_client() -> MlflowClient:
@@ -53,12 +61,15 @@ class Tracked:
         return [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
 
 
-@pytest.fixture
-def tracked(shop: Shop, tmp_path: Path) -> Tracked:
-    shop.write(shop.table(600))
-    run = train(shop.config(training={"trackers": ["tensorboard", "mlflow"]}), tmp_path / "run")
-    client = new_client()
-    (mlflow_run,) = client.search_runs([client.get_experiment_by_name("shop").experiment_id])
+@pytest.fixture(scope="module")
+def tracked(shared_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Tracked:
+    """A training that both trackers recorded; read only."""
+    folder = tmp_path_factory.mktemp("tracked")
+    with pytest.MonkeyPatch.context() as patch:
+        use_local_store(folder, patch)
+        run = train(shared_shop.config(training=RECORDED), folder / "run")
+        client = new_client()
+        (mlflow_run,) = client.search_runs([client.get_experiment_by_name("shop").experiment_id])
     return Tracked(run, EventAccumulator(str(run.tensorboard)).Reload(), mlflow_run, client)
 
 
@@ -135,13 +146,12 @@ def test_tracker_that_fails_to_open_is_dropped_with_one_warning(
 
 
 def test_tracker_that_fails_during_training_does_not_stop_it(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shared_shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shop.write(shop.table(600))
     with vanishing_server(requests=3) as address:  # gets the experiment, creates a run, logs once
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-        run = train(shop.config(training={"trackers": ["mlflow", "tensorboard"]}), tmp_path / "run")
+        run = train(shared_shop.config(training=RECORDED), tmp_path / "run")
     assert run.evaluation.exists()
     assert capsys.readouterr().err.count("warning: mlflow failed") == 1
     checks = len(run.metrics.read_text().splitlines())

@@ -172,7 +172,8 @@ def calibrated_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 def train_calibrated(shop: Shop, kind: str, **sections: Any) -> RunFolder:
     tasks = [{**RAW_SCHEMA["tasks"][0], "calibration": kind}, RAW_SCHEMA["tasks"][1]]
-    return train(shop.config(tasks=tasks, **sections), shop.folder / f"run-{kind}-{len(sections)}")
+    training = {"batch_size": 64, "checks_per_epoch": 1}
+    return train(shop.config(tasks=tasks, training=training, **sections), shop.folder / f"run-{kind}-{len(sections)}")
 
 
 @pytest.fixture(scope="module", params=["platt", "isotonic", "isotonic per example"])

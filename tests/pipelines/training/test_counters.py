@@ -33,6 +33,7 @@ COUNTERS = [
     {"of": ["item_id"], "labels": ["click", "watch"]},
     {"of": ["user_id", "tags"], "labels": ["click"], "window": "3d"},
 ]
+FEW_STEPS = {"batch_size": 200, "checks_per_epoch": 1}
 HISTORIES = [{"of": "item_id", "label": "click", "max_length": 5, "name": "clicked"}]
 
 
@@ -47,7 +48,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 @pytest.fixture(scope="module")
 def run(shop: Shop) -> RunFolder:
-    return train(shop.config(counters=COUNTERS, histories=HISTORIES), shop.folder / "run")
+    return train(shop.config(counters=COUNTERS, histories=HISTORIES, training=FEW_STEPS), shop.folder / "run")
 
 
 def test_run_holds_the_columns_and_the_state(run: RunFolder) -> None:
@@ -102,7 +103,7 @@ def test_resumed_training_keeps_the_columns(shop: Shop) -> None:
     def interrupt(line: dict[str, Any]) -> None:
         raise StoppedError
 
-    config, folder = shop.config(counters=COUNTERS), shop.folder / "resumed"
+    config, folder = shop.config(counters=COUNTERS, training={"batch_size": 200}), shop.folder / "resumed"
     with pytest.raises(StoppedError):
         train(config, folder, on_check=interrupt)
     before = (folder / "features" / "meta.json").stat().st_mtime_ns
@@ -111,7 +112,8 @@ def test_resumed_training_keeps_the_columns(shop: Shop) -> None:
 
 
 def test_single_task_models_use_counters_of_their_own_label(shop: Shop) -> None:
-    config = shop.config(counters=COUNTERS, histories=HISTORIES, model={"gate": {"kind": "single_task"}})
+    gate = {"gate": {"kind": "single_task"}}
+    config = shop.config(counters=COUNTERS, histories=HISTORIES, model=gate, training=FEW_STEPS)
     run = train(config, shop.folder / "single")
     assert set(run.load_evaluation()["tasks"]) == {"click", "watch"}
     counter_features = RunFolder.open(run.task_folder("watch")).load_config().counter_columns
@@ -164,7 +166,7 @@ def test_half_life_that_is_too_short_for_the_log_is_rejected(shop: Shop) -> None
 
 
 def test_daily_counts_the_rows_of_earlier_days(shop: Shop, tmp_path: Path) -> None:
-    config = shop.config(counters=COUNTERS, histories=HISTORIES)
+    config = shop.config(counters=COUNTERS, histories=HISTORIES, training=FEW_STEPS)
     runs, repository = tmp_path / "runs", tmp_path / "repository"
     for day in (9, 10):
         record = daily(config, runs, repository, date(2026, 1, day), margin=10.0)
@@ -199,9 +201,9 @@ def test_warm_start_keeps_the_pooling_of_histories(run: RunFolder, shop: Shop) -
 
 
 def test_run_reuses_the_columns_of_another_run_of_the_same_log(run: RunFolder, shop: Shop) -> None:
-    config = shop.config(counters=COUNTERS, histories=HISTORIES, training={"seed": 1})
+    config = shop.config(counters=COUNTERS, histories=HISTORIES, training={**FEW_STEPS, "seed": 1})
     again = train(config, shop.folder / "again", prepared=run)
     name = Path("files", "a", "part-0.parquet")
     assert (again.features / name).samefile(run.features / name)
-    other = train(shop.config(counters=COUNTERS[:1]), shop.folder / "other", prepared=run)
+    other = train(shop.config(counters=COUNTERS[:1], training=FEW_STEPS), shop.folder / "other", prepared=run)
     assert not (other.features / name).samefile(run.features / name)

@@ -39,13 +39,29 @@ WITHOUT_INTERVALS = ["evaluation.baselines=[]", "evaluation.bootstrap=0"]
 TRAINING = ["training.epochs=2", "training.checks_per_epoch=4", "training.learning_rate.trunk=0.01"]
 SETTINGS = [*SMALL, *TRAINING, *WITHOUT_INTERVALS]
 SHORT_SETTINGS = [*SETTINGS, "training.epochs=1", "counters=[]"]
-RANK_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]
+OPTIONS = ["training.loss_weighting=uncertainty", "training.ranking_loss.weight=0.5"]
+GATE = "dselect_k per example budget"
+OTHER_GATES = ["gumbel_softmax", "attentive"]
 
 
 def train_arguments(logs: Path, run: Path, *more: str, settings: Sequence[str] = SETTINGS) -> list[str]:
     """Return the arguments of ``ranker train``."""
     sets = [word for setting in settings for word in ("--set", setting)]
     return ["train", str(logs / "ranker.toml"), "--run", str(run), *sets, *more]
+
+
+def train_gate(logs: Path, folder: Path, gate: str) -> list[str]:
+    """Return the arguments of a short training of a gate."""
+    return train_arguments(logs, folder / gate, settings=[*SHORT_SETTINGS, *OPTIONS, *GATES[gate]])
+
+
+def train_on_ranks(folder: Path, commands: dict[str, list[str]]) -> None:
+    """Run ``ranker train`` commands on two ranks, and write what they print to the folder."""
+    (folder / "commands.json").write_text(json.dumps(commands))
+    command = [*TORCHRUN, str(Path(__file__).with_name("train_on_ranks.py")), str(folder)]
+    environment = {**ENVIRONMENT, "MALLOC_MMAP_THRESHOLD_": "1000000"}  # freed tensors leave the process at once
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="session")
@@ -79,22 +95,13 @@ def two_ranks(logs: Path, once: Once) -> Path:
         with pytest.raises(KeyboardInterrupt):
             train(load_config(logs / "ranker.toml", SHORT_SETTINGS), interrupted, on_check=stop)
         new_day = [*SETTINGS, "logs.train_from=2026-01-07T00:00:00"]
-        options = ["training.loss_weighting=uncertainty", "training.ranking_loss.weight=0.5"]
         commands = {
             "run": train_arguments(logs, run, "--json"),
             "continued": train_arguments(logs, folder / "continued", "--from", str(run), settings=new_day),
             "interrupted": train_arguments(logs, interrupted, "--resume", settings=SHORT_SETTINGS),
-            **{
-                gate: train_arguments(logs, folder / gate, settings=[*SHORT_SETTINGS, *options, *GATES[gate]])
-                for gate in RANK_GATES
-            },
+            GATE: train_gate(logs, folder, GATE),
         }
-        (folder / "commands.json").write_text(json.dumps(commands))
-        script = Path(__file__).with_name("train_on_ranks.py")
-        command = [*TORCHRUN, str(script), str(folder)]
-        environment = {**ENVIRONMENT, "MALLOC_MMAP_THRESHOLD_": "1000000"}  # freed tensors leave the process at once
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0, done.stderr
+        train_on_ranks(folder, commands)
 
     return once("two ranks", train_two_ranks)
 
@@ -156,9 +163,16 @@ def test_two_ranks_continue_with_the_state_of_the_optimizers(two_ranks: Path) ->
     assert float(after[step]) >= float(before[step]) > 0
 
 
-@pytest.mark.parametrize("name", ["run", "continued", "interrupted", *RANK_GATES])
+@pytest.mark.parametrize("name", ["run", "continued", "interrupted", GATE])
 def test_two_ranks_have_identical_weights(two_ranks: Path, name: str) -> None:
     assert "all ranks have the same weights" in (two_ranks / f"{name}.err").read_text()
+
+
+@pytest.mark.nightly(short="test_two_ranks_have_identical_weights")
+def test_two_ranks_have_identical_weights_with_other_gates(logs: Path, tmp_path: Path) -> None:
+    train_on_ranks(tmp_path, {gate: train_gate(logs, tmp_path, gate) for gate in OTHER_GATES})
+    for gate in OTHER_GATES:
+        assert "all ranks have the same weights" in (tmp_path / f"{gate}.err").read_text()
 
 
 def test_run_of_one_process_is_resumed_by_two_ranks(two_ranks: Path) -> None:

@@ -431,7 +431,9 @@ def train_and_resume(
 
 
 @pytest.mark.parametrize("kind", ["fold", "softmax_selectors", "per example"])
-@pytest.mark.parametrize(("budget", "stop"), [(None, 100), (3, 40), (3, 85)])  # the budget applies at step 50
+@pytest.mark.parametrize(
+    ("budget", "stop"), [pytest.param(None, 100, marks=pytest.mark.nightly), (3, 40), (3, 85)]
+)  # the budget applies at step 50
 def test_resumed_schedule_ends_in_the_same_selection_bit_for_bit(kind: str, budget: int | None, stop: int) -> None:
     (gate, schedule), (again, resumed) = train_and_resume(kind, budget, stop)
     assert schedule.done

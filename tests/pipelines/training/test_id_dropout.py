@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.config.config import TrainingConfig
-from pipelines.jobs.train import train
+from pipelines.jobs.train import prepare_run
 from pipelines.training.id_dropout import IdDropout, unknown_shares
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import EncodedBatch, RaggedIds
@@ -161,8 +161,8 @@ def test_unknown_shares_are_those_of_the_validation_split(shop: Shop) -> None:
 
 def test_training_measures_the_shares(shop: Shop, tmp_path: Path) -> None:
     shop.write(shop.table(400))
-    run = train(shop.config(training={"epochs": 1}), tmp_path / "run")
+    run = prepare_run(shop.config(), tmp_path / "run")
     shares = json.loads(run.survey.read_text())["unknown_ids"]
     assert shares["user_id"] == 0.0
-    fixed = train(shop.config(training={"epochs": 1, "oov_dropout": 0.1}), tmp_path / "fixed")
+    fixed = prepare_run(shop.config(training={"oov_dropout": 0.1}), tmp_path / "fixed")
     assert "unknown_ids" not in json.loads(fixed.survey.read_text())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,6 +20,9 @@ from ranking.errors import OutputError, RankerError
 from tests.conftest import GATES
 from tests.pipelines.conftest import Shop
 from tests.pipelines.killed_ranker import killed_ranker
+
+if TYPE_CHECKING:
+    from tests.conftest import Once
 
 
 class InterruptedTraining(RankerError):
@@ -59,9 +63,9 @@ def assert_identical(one: RunFolder, other: RunFolder) -> None:
 
 @pytest.fixture(scope="module")
 def toml(shared_shop: Shop) -> Path:
-    """A configuration of 20 steps and 16 checks that uses every source of randomness."""
+    """A configuration of 10 steps and 8 checks that uses every source of randomness; the selection is at step 6."""
     counters = [{"of": ["user_id"], "labels": ["click"]}]
-    training = {"epochs": 4, "oov_dropout": 0.2}
+    training = {"epochs": 2, "oov_dropout": 0.2}
     return shared_shop.write_config(model={"experts": 4, "dropout": 0.1}, training=training, counters=counters)
 
 
@@ -73,16 +77,23 @@ def config(toml: Path) -> Config:
 @pytest.fixture
 def tiny(shared_shop: Shop) -> Config:
     """A configuration that trains in a moment."""
-    return shared_shop.config()
+    return shared_shop.config(training={"checks_per_epoch": 2})
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(toml: Path) -> RunFolder:
+def uninterrupted(toml: Path, once: Once) -> RunFolder:
     """An uninterrupted run with DSelect-k; read only."""
-    return train(load_config(toml), toml.with_name("uninterrupted"))
+    return RunFolder.open(once("uninterrupted run", lambda folder: train(load_config(toml), folder)))
 
 
-@pytest.mark.parametrize("checks", [1, 2, 7, 13])  # 1: before the first checkpoint
+@pytest.fixture
+def _checkpoint_at_each_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a checkpoint after every check, however long that takes; otherwise, most checks have none."""
+    monkeypatch.setattr("pipelines.training.checkpoint.MAX_TIME_FRACTION", math.inf)
+
+
+@pytest.mark.parametrize("checks", [1, pytest.param(2, marks=pytest.mark.nightly), 4, 7])  # 1: before a checkpoint
+@pytest.mark.usefixtures("_checkpoint_at_each_check")
 def test_resume_after_an_interruption_gives_identical_results(
     uninterrupted: RunFolder, config: Config, tmp_path: Path, checks: int
 ) -> None:
@@ -93,11 +104,12 @@ def test_resume_after_an_interruption_gives_identical_results(
 @pytest.mark.parametrize(
     ("setting", "checks"),
     [
-        ("training.ranking_loss.weight=2", 5),
-        pytest.param("model.reading=scaled", 12, marks=pytest.mark.nightly),
-        ("model.reading=side_by_side", 12),
+        ("training.ranking_loss.weight=2", 3),
+        pytest.param("model.reading=scaled", 7, marks=pytest.mark.nightly),
+        ("model.reading=side_by_side", 7),
     ],
 )
+@pytest.mark.usefixtures("_checkpoint_at_each_check")
 def test_resume_with_another_setting_gives_identical_results(
     toml: Path, tmp_path: Path, setting: str, checks: int
 ) -> None:
@@ -116,16 +128,17 @@ SHORT = ("dselect_k per example budget",)
     "gate",
     [pytest.param(gate, marks=[] if gate in SHORT else pytest.mark.nightly) for gate in GATES if gate != "dselect_k"],
 )
+@pytest.mark.usefixtures("_checkpoint_at_each_check")
 def test_resume_twice_with_any_gate_gives_identical_results(toml: Path, tmp_path: Path, gate: str) -> None:
     config = load_config(toml, GATES[gate])
     uninterrupted = train(config, tmp_path / "uninterrupted")
-    for checks in (3, 4, 5):  # relative to the previous interruption
-        interrupt_training(config, tmp_path / "run", checks, resume=checks > 3)
+    for checks, resume in ((2, False), (3, True), (3, True)):  # relative to the checkpoint of the previous check
+        interrupt_training(config, tmp_path / "run", checks, resume=resume)
     assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
 
 
 def test_resume_to_the_end_deletes_the_checkpoints(tiny: Config, tmp_path: Path) -> None:
-    interrupt_training(tiny, tmp_path / "run", 3)
+    interrupt_training(tiny, tmp_path / "run", 2)
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
     run = train(tiny, tmp_path / "run", resume=True)
     assert [path.name for path in run.checkpoints.iterdir()] == ["best.safetensors"]
@@ -145,7 +158,7 @@ def test_resume_after_the_last_checkpoint_writes_the_results(
 
 
 def test_resume_of_a_single_task_baseline_keeps_finished_tasks(shared_shop: Shop, tmp_path: Path) -> None:
-    config = shared_shop.config(model={"gate": {"kind": "single_task"}})
+    config = shared_shop.config(model={"gate": {"kind": "single_task"}}, training={"checks_per_epoch": 1})
     run = train(config, tmp_path / "run")
     first, second = (RunFolder(run.task_folder(task)) for task in config.task_names)
     before = first.best.stat().st_mtime_ns
@@ -162,7 +175,7 @@ def test_resume_of_a_single_task_baseline_keeps_finished_tasks(shared_shop: Shop
 def test_full_disk_raises_an_output_error_and_resume_continues(
     uninterrupted: RunFolder, config: Config, tmp_path: Path, limit: int
 ) -> None:
-    interrupt_training(config, tmp_path / "run", 9)
+    interrupt_training(config, tmp_path / "run", 5)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # writing larger files fails as on a full disk
     try:
@@ -191,7 +204,7 @@ def test_resume_with_another_configuration_raises_an_error_that_names_the_keys(
     shared_shop: Shop, tiny: Config, tmp_path: Path
 ) -> None:
     interrupt_training(tiny, tmp_path / "run", 2)
-    other = shared_shop.config(model={"experts": 8}, training={"learning_rate": {"gates": 0.5}})
+    other = shared_shop.config(model={"experts": 8}, training={"checks_per_epoch": 2, "learning_rate": {"gates": 0.5}})
     with pytest.raises(OutputError, match=r"started with another model\.experts, training\.learning_rate\.gates"):
         train(other, tmp_path / "run", resume=True)
 
@@ -200,7 +213,8 @@ def test_resume_accepts_changed_settings_that_no_weight_depends_on(
     shared_shop: Shop, tiny: Config, tmp_path: Path
 ) -> None:
     interrupt_training(tiny, tmp_path / "run", 2)
-    assert train(shared_shop.config(training={"keep_checkpoints": 1}), tmp_path / "run", resume=True).finished
+    other = shared_shop.config(training={"checks_per_epoch": 2, "keep_checkpoints": 1})
+    assert train(other, tmp_path / "run", resume=True).finished
 
 
 @pytest.mark.parametrize("draft", [False, True])
@@ -218,11 +232,11 @@ def test_resume_of_a_folder_with_other_files_raises_an_error(tiny: Config, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("changes", [(58, 78), pytest.param(range(1, 100, 3), marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.parametrize("changes", [(66, 84), pytest.param(range(1, 100, 3), marks=pytest.mark.nightly)], ids=str)
 def test_resume_of_a_killed_process_gives_identical_results(
     uninterrupted: RunFolder, toml: Path, tmp_path: Path, changes: Sequence[int]
 ) -> None:
-    """Protects a run whose process is killed while it writes: changes 58 and 78 are parts of checkpoints."""
+    """Protects a run whose process is killed while it writes: changes 66 and 84 are parts of checkpoints."""
     with killed_ranker(tmp_path, "pipelines.jobs.train") as ranker:
         for change in changes:
             run = tmp_path / str(change)

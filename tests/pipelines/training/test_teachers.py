@@ -21,19 +21,50 @@ from pipelines.training.teachers import Teachers, open_teachers
 from pipelines.training.warm_start import WarmStart
 from ranking.errors import ConfigError, LogError, UsageError
 from ranking.model.mmoe import MMoE
+from tests.pipelines.conftest import Shop
 
 if TYPE_CHECKING:
-    from tests.pipelines.conftest import Shop
+    from tests.conftest import Once
 
 POSITION: dict[str, Any] = {"side_tower": {"features": ["position"]}}
 
 
+ONE_CHECK = {"checks_per_epoch": 1}
+
+
 @pytest.fixture
-def teachers(shop: Shop) -> list[RunFolder]:
-    """Two runs on 200 rows that differ in seed and gate."""
+def shop(shop: Shop) -> Shop:
+    """The log of 200 rows on which the teachers were trained."""
     shop.write(shop.table(200))
-    other = shop.config(training={"seed": 1}, model={"gate": {"kind": "softmax"}})
-    return [train(shop.config(), shop.folder / "one"), train(other, shop.folder / "other")]
+    return shop
+
+
+@pytest.fixture(scope="module")
+def shared_teachers(once: Once) -> list[RunFolder]:
+    """Two runs on 200 rows that differ in seed and gate; read only."""
+
+    def make(folder: Path) -> None:
+        shop = Shop(folder)
+        shop.write(shop.table(200))
+        train(shop.config(training=ONE_CHECK), folder / "one")
+        other = shop.config(training={**ONE_CHECK, "seed": 1}, model={"gate": {"kind": "softmax"}})
+        train(other, folder / "other")
+
+    folder = once("teachers", make)
+    return [RunFolder.open(folder / name) for name in ("one", "other")]
+
+
+@pytest.fixture
+def teachers(shop: Shop, shared_teachers: list[RunFolder]) -> list[RunFolder]:
+    """Copies of the shared teachers whose configurations name the log of the shop; a test may change both."""
+    return [with_config(run, shop.folder / run.path.name, logs=shop.config().logs) for run in shared_teachers]
+
+
+def with_config(run: RunFolder, folder: Path, **sections: Any) -> RunFolder:
+    """Return a copy of a run whose configuration has other sections."""
+    copy = RunFolder.open(shutil.copytree(run.path, folder))
+    run.load_config().model_copy(update=sections).write(copy.config)
+    return copy
 
 
 def with_teachers(config: Config, *folders: Path) -> Config:
@@ -69,7 +100,7 @@ def test_targets_follow_the_convention_of_training(shop: Shop) -> None:
     tasks = [task | {"keep_negatives": 0.5} if task["kind"] == "binary" else task for task in schema["tasks"]]
     features = [*schema["features"], {"name": "position", "kind": "numeric", "owner": "context"}]
     shop.schema = type(shop.schema).model_validate(schema | {"tasks": tasks, "features": features})
-    config = shop.config(model={"side_tower": {"features": ["position"]}})
+    config = shop.config(model={"side_tower": {"features": ["position"]}}, training=ONE_CHECK)
     run = train(config, shop.folder / "run")
     batch = DeviceBatch.from_labeled(batch_of(run, shop))
     model: MMoE = load_model(run, config)[0]
@@ -83,21 +114,21 @@ def test_targets_follow_the_convention_of_training(shop: Shop) -> None:
 
 
 def test_distill_trains_with_the_configuration_of_the_first_run(
-    shop: Shop, teachers: list[RunFolder], capsys: pytest.CaptureFixture[str]
+    shop: Shop, shared_teachers: list[RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shop.folder / "student"
-    names = [str(run.path) for run in teachers]
+    names = [str(run.path) for run in shared_teachers]
     assert main(["distill", *names, "--run", str(folder), "--set", "training.seed=7"]) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith(f"{folder}\n")
     assert "starts from the seed of" not in printed.err
-    assert f"the log was prepared in {teachers[0].path}" in printed.err
+    assert f"the log was prepared in {shared_teachers[0].path}" in printed.err
     config = load_config(folder / "config.toml")
-    assert config.training.teachers == tuple(run.path for run in teachers)
-    assert config.model == teachers[0].load_config().model
+    assert config.training.teachers == tuple(run.path for run in shared_teachers)
+    assert config.model == shared_teachers[0].load_config().model
     assert config.training.seed == 7
     assert "distill" in (folder / "command.json").read_text()
-    plain = train(shop.config(training={"seed": 7}), shop.folder / "plain")
+    plain = train(shop.config(training={**ONE_CHECK, "seed": 7}), shop.folder / "plain")
     student, other = (load_model(run, run.load_config())[0] for run in (RunFolder.open(folder), plain))
     assert not torch.equal(student.output.weight, other.output.weight)
 
@@ -121,12 +152,11 @@ def test_training_whose_targets_are_the_labels_equals_one_without_teachers(
     assert losses[0] == losses[1]
 
 
-def test_teacher_of_other_tasks_is_rejected_before_the_log_is_read(shop: Shop) -> None:
-    shop.write(shop.table(200))
+def test_teacher_of_other_tasks_is_rejected_before_the_log_is_read(shop: Shop, teachers: list[RunFolder]) -> None:
     first, *others = shop.config().tasks
     sampled, heavy = (first.model_copy(update=change) for change in ({"keep_negatives": 0.5}, {"weight": 2.0}))
     runs = [
-        train(shop.config().model_copy(update={"tasks": (task, *others)}), shop.folder / name)
+        with_config(teachers[0], shop.folder / name, tasks=(task, *others))
         for name, task in (("sampled", sampled), ("heavy", heavy))
     ]
     shutil.rmtree(shop.log)
@@ -140,8 +170,7 @@ def test_teacher_of_other_tasks_is_rejected_before_the_log_is_read(shop: Shop) -
 
 
 def test_single_task_teacher_is_rejected(shop: Shop) -> None:
-    shop.write(shop.table(200))
-    teacher = train(shop.config(model={"gate": {"kind": "single_task"}}), shop.folder / "teacher")
+    teacher = train(shop.config(model={"gate": {"kind": "single_task"}}, training=ONE_CHECK), shop.folder / "teacher")
     with pytest.raises(ConfigError, match="contains an independent model for each task: use one of them"):
         train(with_teachers(shop.config(), teacher.path), shop.folder / "run")
 
@@ -155,14 +184,14 @@ def test_teacher_of_other_rows_is_rejected(shop: Shop, teachers: list[RunFolder]
 
 def test_teacher_that_was_continued_from_another_run_is_rejected(shop: Shop, teachers: list[RunFolder]) -> None:
     """Its vocabularies are those of the earlier run with new ids behind them."""
-    warm = train(shop.config(), shop.folder / "warm", warm_start=WarmStart(teachers[0], reopen=False))
+    warm = train(shop.config(training=ONE_CHECK), shop.folder / "warm", warm_start=WarmStart(teachers[0], reopen=False))
     with pytest.raises(ConfigError, match="was continued from another run"):
         train(with_teachers(shop.config(), warm.path), shop.folder / "run")
     assert not (shop.folder / "run").exists()
 
 
 def test_finished_training_does_not_need_its_teachers(shop: Shop, teachers: list[RunFolder]) -> None:
-    config = with_teachers(shop.config(), teachers[0].path)
+    config = with_teachers(shop.config(training=ONE_CHECK), teachers[0].path)
     run = train(config, shop.folder / "run")
     shutil.rmtree(teachers[0].path)
     assert train(config, run.path, resume=True).finished
@@ -181,7 +210,6 @@ def test_teacher_that_is_named_twice_is_rejected(shop: Shop, teachers: list[RunF
 
 
 def test_teacher_that_is_no_run_is_rejected(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
-    shop.write(shop.table(200))
     config = with_teachers(shop.config(), shop.folder / "nowhere")
     with pytest.raises(LogError, match=r"training\.teachers: .*nowhere is not a run folder"):
         train(config, shop.folder / "run")
@@ -191,19 +219,19 @@ def test_teacher_that_is_no_run_is_rejected(shop: Shop, capsys: pytest.CaptureFi
     assert "training.teachers: " in capsys.readouterr().err
 
 
-def test_teacher_without_a_task_is_rejected_by_its_name(shop: Shop) -> None:
-    shop.write(shop.table(200))
+def test_teacher_without_a_task_is_rejected_by_its_name(shop: Shop, teachers: list[RunFolder]) -> None:
     first, *others = shop.config().tasks
-    run = train(shop.config().model_copy(update={"tasks": tuple(others)}), shop.folder / "other")
+    run = with_config(teachers[0], shop.folder / "without", tasks=tuple(others))
     with pytest.raises(ConfigError, match=rf"{run.path} cannot be .* tasks\.{first.name} is missing there; use"):
         train(with_teachers(shop.config(), run.path), shop.folder / "run")
 
 
 def test_distill_with_the_seed_of_a_teacher_says_so(
-    shop: Shop, teachers: list[RunFolder], capsys: pytest.CaptureFixture[str]
+    shop: Shop, shared_teachers: list[RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["distill", str(teachers[1].path), "--run", str(shop.folder / "student")]) == 0
-    assert f"starts from the seed of {teachers[1].path}; --set training.seed=N" in capsys.readouterr().err
+    student = str(shop.folder / "student")
+    assert main(["distill", str(shared_teachers[1].path), "--run", student, "--set", "evaluation.baselines=[]"]) == 0
+    assert f"starts from the seed of {shared_teachers[1].path}; --set training.seed=N" in capsys.readouterr().err
 
 
 def test_relative_teachers_start_at_the_folder_of_the_configuration(shop: Shop) -> None:

@@ -34,18 +34,19 @@ from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.errors import RankerError
 from ranking.gates import AttentiveGate, Gate, Softmax
 from ranking.model.losses import task_losses
+from tests.pipelines.conftest import Shop
 
 if TYPE_CHECKING:
-    from tests.pipelines.conftest import Shop
+    from tests.conftest import Once
 
 SMALL = {"batch_size": 8, "checks_per_epoch": 10_000, "patience": 1000}
-"""On 200 rows, of which 160 train: 20 steps per epoch with a check after each; the selection is at step 12."""
+"""With 160 rows: 20 steps per epoch with a check after each; the selection is at step 12."""
 
 
-def train_200_rows(shop: Shop, name: str = "run", model: dict[str, Any] | None = None, **training: Any) -> RunFolder:
-    """Train on 200 rows and return the run."""
+def train_160_rows(shop: Shop, name: str = "run", model: dict[str, Any] | None = None, **training: Any) -> RunFolder:
+    """Train on 160 rows, validate on 20 and return the run, which is not evaluated because no row is for testing."""
     if not any(shop.log.iterdir()):
-        shop.write(shop.table(200))
+        shop.write(shop.table(200).slice(0, 180))
     return train(shop.config(model=model or {}, training={**SMALL, **training}), shop.folder / name)
 
 
@@ -59,9 +60,44 @@ def selection(run: RunFolder) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(shared_shop: Shop) -> RunFolder:
-    """One epoch: 20 steps."""
-    return train_200_rows(shared_shop)
+def finished(once: Once) -> RunFolder:
+    """One epoch: 20 steps; read only."""
+    return RunFolder.open(once("training of 20 steps", lambda folder: train_160_rows(Shop(folder))) / "run")
+
+
+def train_with_three_checks(shop: Shop, **training: Any) -> RunFolder:
+    """Train for one epoch with three checks and a weight of 3 for the task watch."""
+    click, watch = shop.schema.tasks
+    shop.schema = shop.schema.model_copy(update={"tasks": (click, watch.model_copy(update={"weight": 3.0}))})
+    return train_160_rows(shop, checks_per_epoch=3, **training)
+
+
+@pytest.fixture(scope="module")
+def checked_three_times(once: Once) -> RunFolder:
+    """A run of ``train_with_three_checks``; read only."""
+    return RunFolder.open(
+        once("training with three checks", lambda folder: train_with_three_checks(Shop(folder))) / "run"
+    )
+
+
+@pytest.fixture(scope="module")
+def stopped_early(once: Once) -> RunFolder:
+    """A run with a patience of 3 checks and a learning rate that is too large; read only."""
+
+    def make(folder: Path) -> None:
+        train_160_rows(Shop(folder), patience=3, learning_rate={"trunk": 0.5})
+
+    return RunFolder.open(once("training that stops early", make) / "run")
+
+
+@pytest.fixture(scope="module")
+def half(once: Once) -> RunFolder:
+    """One epoch in bfloat16 with a check at its end; read only."""
+
+    def make(folder: Path) -> None:
+        train_160_rows(Shop(folder), precision="bfloat16", checks_per_epoch=1)
+
+    return RunFolder.open(once("training in bfloat16", make) / "run")
 
 
 @pytest.fixture
@@ -83,24 +119,24 @@ def rates() -> Iterator[list[list[float]]]:
 
 
 def test_train_takes_one_step_per_batch_and_epoch(shop: Shop, rates: list[list[float]]) -> None:
-    run = train_200_rows(shop, epochs=2)
-    assert len(rates) == selection(run)["steps"] == 40
-    assert [record["step"] for record in metrics(run)] == list(range(1, 41))
-    assert metrics(run)[29]["epoch"] == 1.5
+    run = train_160_rows(shop, epochs=2, batch_size=40)
+    assert len(rates) == selection(run)["steps"] == 8
+    assert [record["step"] for record in metrics(run)] == list(range(1, 9))
+    assert metrics(run)[5]["epoch"] == 1.5
 
 
 @pytest.mark.parametrize(("batch_size", "steps"), [(159, 1), (158, 2), (53, 3), (40, 4)])
 def test_train_drops_a_last_batch_of_one_row(shop: Shop, rates: list[list[float]], batch_size: int, steps: int) -> None:
-    train_200_rows(shop, batch_size=batch_size, epochs=2)
+    train_160_rows(shop, batch_size=batch_size, epochs=2, checks_per_epoch=1)
     assert len(rates) == 2 * steps
 
 
 def test_train_with_duplicate_files_takes_the_planned_steps(shop: Shop, rates: list[list[float]]) -> None:
     table = shop.table(200)
-    for day in range(10):
+    for part in range(3):
         for file in range(2):
-            shop.write(table.slice(20 * day, 20), f"date=2026-01-{day + 1:02d}/part-{file}.parquet")
-    run = train_200_rows(shop, checks_per_epoch=1)
+            shop.write(table.slice(60 * part, 60), f"part={part}/part-{file}.parquet")
+    run = train_160_rows(shop, checks_per_epoch=1)
     assert len(rates) == selection(run)["steps"] == 20
     assert min(rate for step in rates for rate in step) > 0
 
@@ -111,7 +147,7 @@ def test_train_with_duplicate_files_takes_the_planned_steps(shop: Shop, rates: l
     ids=["one step", "two steps", "no step after the ramp"],
 )
 def test_train_with_very_few_steps_converges(shop: Shop, training: dict[str, Any]) -> None:
-    run = train_200_rows(shop, **training)
+    run = train_160_rows(shop, **training)
     assert metrics(run)[-1]["phase"] == "selected"
     assert selection(run)["converged"] is True
 
@@ -119,7 +155,7 @@ def test_train_with_very_few_steps_converges(shop: Shop, training: dict[str, Any
 def test_learning_rates_are_constant_until_the_selection_then_decay_linearly(
     shop: Shop, rates: list[list[float]]
 ) -> None:
-    train_200_rows(shop, learning_rate={"embeddings": 0.003, "trunk": 0.002, "gates": 0.01}, checks_per_epoch=1)
+    train_160_rows(shop, learning_rate={"embeddings": 0.003, "trunk": 0.002, "gates": 0.01}, checks_per_epoch=1)
     assert rates[:12] == [[0.003, 0.002, 0.01]] * 12
     falling = [step[1] / 0.002 for step in rates[12:]]
     assert falling == pytest.approx([1 - i / 8 for i in range(8)])
@@ -128,7 +164,7 @@ def test_learning_rates_are_constant_until_the_selection_then_decay_linearly(
 
 
 def test_learning_rates_grow_linearly_during_warmup(shop: Shop, rates: list[list[float]]) -> None:
-    train_200_rows(shop, learning_rate={"trunk": 0.002, "gates": 0.01}, warmup=0.25, checks_per_epoch=1)
+    train_160_rows(shop, learning_rate={"trunk": 0.002, "gates": 0.01}, warmup=0.25, checks_per_epoch=1)
     assert [step[1] / 0.002 for step in rates[:6]] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
@@ -150,15 +186,15 @@ def test_metrics_gate_weights_match_the_selection(finished: RunFolder) -> None:
 
 
 def test_metrics_gate_weights_of_a_per_example_gate_are_batch_means(shop: Shop) -> None:
-    run = train_200_rows(shop, model={"gate": {"kind": "top_k", "per_example": True, "k": 1}})
+    run = train_160_rows(shop, model={"gate": {"kind": "top_k", "per_example": True, "k": 1}}, checks_per_epoch=1)
     for weights in metrics(run)[0]["gate_weights"].values():
         assert len(weights) == 3
         assert sum(weights) == pytest.approx(1, abs=1e-5)
         assert [8 * weight for weight in weights] == pytest.approx([round(8 * weight) for weight in weights])
 
 
-def test_metrics_are_written_checks_per_epoch_times_and_at_the_end(shop: Shop) -> None:
-    assert [record["step"] for record in metrics(train_200_rows(shop, checks_per_epoch=3))] == [7, 14, 20]
+def test_metrics_are_written_checks_per_epoch_times_and_at_the_end(checked_three_times: RunFolder) -> None:
+    assert [record["step"] for record in metrics(checked_three_times)] == [7, 14, 20]
 
 
 def test_metrics_phase_is_selecting_then_selected(finished: RunFolder) -> None:
@@ -186,11 +222,8 @@ def test_metrics_show_decreasing_gamma_and_removed_experts(finished: RunFolder) 
     assert experts == [3] * 4 + [2] * 7 + [len(selection(finished)["experts_used"])] * 9
 
 
-def test_metrics_validation_total_is_weighted_by_task(shop: Shop) -> None:
-    tasks = [task.model_dump() for task in shop.schema.tasks]
-    tasks[1]["weight"] = 3.0
-    shop.write(shop.table(200))
-    for record in metrics(train(shop.config(tasks=tasks, training=SMALL), shop.folder / "run")):
+def test_metrics_validation_total_is_weighted_by_task(checked_three_times: RunFolder) -> None:
+    for record in metrics(checked_three_times):
         validation = record["validation"]
         assert record["validation_total"] == pytest.approx(validation["click"] + 3 * validation["watch"], rel=1e-5)
 
@@ -209,7 +242,7 @@ def test_metrics_validation_losses_are_means_over_labeled_rows(shared_shop: Shop
     "penalty",
     [
         {"overlap_weight": 1e3},
-        {"kind": "gumbel_softmax", "sparsity_weight": 1e3},
+        pytest.param({"kind": "gumbel_softmax", "sparsity_weight": 1e3}, marks=pytest.mark.nightly),
         {"kind": "top_k", "per_example": True, "similarity_same": 1e3},
     ],
     ids=lambda penalty: next(reversed(penalty)),
@@ -217,7 +250,7 @@ def test_metrics_validation_losses_are_means_over_labeled_rows(shared_shop: Shop
 def test_metrics_losses_exclude_the_gate_penalties(shop: Shop, penalty: dict[str, Any]) -> None:
     name = next(reversed(penalty))
     free, penalised = (
-        metrics(train_200_rows(shop, f"run{weight}", {"gate": {**penalty, name: weight}}, batch_size=20))
+        metrics(train_160_rows(shop, f"run{weight}", {"gate": {**penalty, name: weight}}, batch_size=20))
         for weight in (0.0, penalty[name])
     )
     assert free[0]["train"] == penalised[0]["train"]
@@ -261,9 +294,9 @@ class ObservedTraining:
         gates: the gate, before each step.
     """
 
-    def __init__(self, shop: Shop, path: Path, gate: dict[str, Any]) -> None:
+    def __init__(self, shop: Shop, path: Path, gate: dict[str, Any], **training: Any) -> None:
         model: dict[str, Any] = {"experts": 5, "gate": gate}
-        self.config = shop.config(model=model, training={**SMALL, "learning_rate": {"gates": 0.1}})
+        self.config = shop.config(model=model, training={**SMALL, "learning_rate": {"gates": 0.1}, **training})
         fitter = EncoderFitter(shop.schema)
         profile = profile_log(shop.reader(), shop.logs(), shop.schema, fitters=[fitter])
         encoder = fitter.encoder()
@@ -312,9 +345,8 @@ GATES_WITH_BUDGET = [{"kind": "dselect_k"}, {"kind": "dselect_k", "per_example":
 def budgeted(
     shared_shop: Shop, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> ObservedTraining:
-    return ObservedTraining(
-        shared_shop, tmp_path_factory.mktemp("budget") / "run", {**request.param, "experts_budget": 2}
-    )
+    gate = {**request.param, "experts_budget": 2}
+    return ObservedTraining(shared_shop, tmp_path_factory.mktemp("budget") / "run", gate, checks_per_epoch=4)
 
 
 def test_budget_removes_experts_from_model_and_optimizer(budgeted: ObservedTraining) -> None:
@@ -357,7 +389,7 @@ def test_budget_holds_for_the_best_weights_when_loaded(budgeted: ObservedTrainin
 def test_budget_of_all_experts_removes_none_before_the_selection(
     shared_shop: Shop, tmp_path: Path, gate: dict[str, Any]
 ) -> None:
-    observed = ObservedTraining(shared_shop, tmp_path / "run", {**gate, "experts_budget": 5})
+    observed = ObservedTraining(shared_shop, tmp_path / "run", {**gate, "experts_budget": 5}, checks_per_epoch=1)
     assert [len(experts) for experts in observed.experts[:12]] == [5] * 12
     kept = set.intersection(*observed.states[1:12])
     assert {name for name in kept if name.startswith("gate.")} >= {
@@ -408,43 +440,45 @@ def test_attentive_gate_best_weights_load_as_the_distilled_gate(attentive: Obser
 
 @pytest.mark.parametrize("gate", [{"kind": "top_k"}, {"kind": "softmax"}, {"kind": "shared_bottom"}], ids=str)
 def test_gate_without_final_selection_saves_best_weights_from_the_first_check(shop: Shop, gate: dict[str, Any]) -> None:
-    records = metrics(train_200_rows(shop, model={"gate": gate}))
+    records = metrics(train_160_rows(shop, model={"gate": gate}, batch_size=40))
     assert records[0]["best"]
     assert {record["phase"] for record in records} == {"selected"}
     assert len({record["experts"] for record in records}) == 1
 
 
-def test_early_stopping_after_patience_checks_without_improvement(shop: Shop) -> None:
-    run = train_200_rows(shop, epochs=4, patience=3, learning_rate={"trunk": 0.5})
-    best = [record["best"] for record in metrics(run)]
+def test_early_stopping_after_patience_checks_without_improvement(stopped_early: RunFolder) -> None:
+    best = [record["best"] for record in metrics(stopped_early)]
     assert best[-4:] == [True, False, False, False]
-    assert len(best) < selection(run)["steps"]
+    assert len(best) < 20
 
 
-def test_early_stopping_never_happens_before_the_selection(shop: Shop) -> None:
-    records = metrics(train_200_rows(shop, epochs=2, patience=1, learning_rate={"trunk": 0.5}))
+def test_early_stopping_never_happens_before_the_selection(stopped_early: RunFolder) -> None:
+    records = metrics(stopped_early)
     totals = [record["validation_total"] for record in records if record["phase"] == "selecting"]
-    assert len(totals) == 23
-    assert any(total > min(totals[:i]) for i, total in enumerate(totals) if i)
+    assert len(totals) == 11
+    assert any(min(totals[i : i + 3]) > min(totals[:i]) for i in range(1, 9)), "three checks without improvement"
 
 
-@pytest.fixture
-def error_message(shop: Shop) -> str:
-    """Error message of a training whose losses diverge."""
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a training whose losses diverge, and its error message; read only."""
+    shop = Shop(tmp_path_factory.mktemp("diverged") / "shop")
     with pytest.raises(RankerError) as caught:
-        train_200_rows(shop, learning_rate={"trunk": 1e30})
-    return str(caught.value)
+        train_160_rows(shop, learning_rate={"trunk": 1e30})
+    return shop.folder / "run", str(caught.value)
 
 
-def test_infinite_loss_raises_an_error_with_step_tasks_and_fix(error_message: str) -> None:
-    assert re.match(r"step \d+: the loss of .*(click|watch).* is not finite", error_message)
-    assert "lower training.learning_rate or set training.clip_norm" in error_message
+def test_infinite_loss_raises_an_error_with_step_tasks_and_fix(diverged: tuple[Path, str]) -> None:
+    _, message = diverged
+    assert re.match(r"step \d+: the loss of .*(click|watch).* is not finite", message)
+    assert "lower training.learning_rate or set training.clip_norm" in message
 
 
-def test_infinite_loss_saves_the_batch(shop: Shop, error_message: str) -> None:
-    (file,) = (shop.folder / "run").glob("bad-batch-*")
-    assert f"The batch is in {file}. " in error_message
-    assert error_message.endswith("with --overwrite")
+def test_infinite_loss_saves_the_batch(diverged: tuple[Path, str]) -> None:
+    folder, message = diverged
+    (file,) = folder.glob("bad-batch-*")
+    assert f"The batch is in {file}. " in message
+    assert message.endswith("with --overwrite")
     batch = load_file(file)
     assert {"ids", "dense", "labels", "outputs"} <= batch.keys()
     assert len(batch["labels"]) == 8
@@ -484,25 +518,23 @@ def test_infinite_loss_of_large_labels_names_label_and_max(shop: Shop) -> None:
     assert "learning_rate" not in str(caught.value)
 
 
-def test_infinite_loss_leaves_an_unfinished_run(shop: Shop, error_message: str) -> None:
-    assert error_message
+def test_infinite_loss_leaves_an_unfinished_run(diverged: tuple[Path, str]) -> None:
+    folder, _ = diverged
     with pytest.raises(RankerError, match="training has not finished"):
-        RunFolder.open(shop.folder / "run")
+        RunFolder.open(folder)
 
 
-def test_bfloat16_reaches_a_similar_validation_loss(shop: Shop, finished: RunFolder) -> None:
-    run = train_200_rows(shop, precision="bfloat16")
-    half, full = metrics(run), metrics(finished)
-    assert half[-1]["validation_total"] == pytest.approx(full[-1]["validation_total"], rel=0.01)
-    assert half[-1]["validation_total"] != full[-1]["validation_total"]
+def test_bfloat16_reaches_a_similar_validation_loss(half: RunFolder, finished: RunFolder) -> None:
+    rounded, full = metrics(half)[-1]["validation_total"], metrics(finished)[-1]["validation_total"]
+    assert rounded == pytest.approx(full, rel=0.01)
+    assert rounded != full
 
 
-def test_bfloat16_saves_float32_weights_and_an_exact_selection(shop: Shop) -> None:
-    run = train_200_rows(shop, precision="bfloat16")
-    kinds = {value.dtype for name, value in load_file(run.best).items() if value.is_floating_point()}
+def test_bfloat16_saves_float32_weights_and_an_exact_selection(half: RunFolder, tmp_path: Path) -> None:
+    kinds = {value.dtype for name, value in load_file(half.best).items() if value.is_floating_point()}
     assert kinds == {torch.float32}
-    assert selection(run)["converged"]
-    freeze_run(run.path, shop.folder / "bundle")  # checks that frozen = dense
+    assert selection(half)["converged"]
+    freeze_run(half.path, tmp_path / "bundle")  # checks that frozen = dense
 
 
 def test_clip_norm_bounds_the_gradient_norm_of_each_step(shop: Shop) -> None:
@@ -514,27 +546,27 @@ def test_clip_norm_bounds_the_gradient_norm_of_each_step(shop: Shop) -> None:
             norms.append(float(torch.stack([grad.norm() for grad in grads]).norm()))
 
     hook = register_optimizer_step_pre_hook(record)
-    train_200_rows(shop)
+    train_160_rows(shop, batch_size=40, checks_per_epoch=1)
     free, norms[:] = list(norms), []
-    train_200_rows(shop, "clipped", clip_norm=0.05)
+    train_160_rows(shop, "clipped", clip_norm=0.05, batch_size=40, checks_per_epoch=1)
     hook.remove()
     assert max(free) > 0.05
     assert max(norms) == pytest.approx(0.05, rel=1e-3)
 
 
-def test_same_seed_gives_identical_weights(shop: Shop) -> None:
-    first, second = (load_file(train_200_rows(shop, name, seed=3).best) for name in ("first", "second"))
+def test_same_seed_gives_identical_weights(shop: Shop, checked_three_times: RunFolder) -> None:
+    first, second = (load_file(run.best) for run in (checked_three_times, train_with_three_checks(shop)))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_same_seed_with_dropout_gives_identical_weights(shop: Shop) -> None:
-    shop.write(shop.table(200))
-    config = shop.config(model={"dropout": 0.3}, training={"batch_size": 40})
+    shop.write(shop.table(200).slice(0, 180))
+    config = shop.config(model={"dropout": 0.3}, training={"batch_size": 40, "checks_per_epoch": 1})
     first, second = (load_file(train(config, shop.folder / name).best) for name in ("first", "second"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_different_seeds_give_different_weights(shared_shop: Shop, finished: RunFolder) -> None:
-    other = train_200_rows(shared_shop, "other", seed=4)
-    assert not torch.equal(load_file(finished.best)["output.weight"], load_file(other.best)["output.weight"])
+def test_different_seeds_give_different_weights(shop: Shop, checked_three_times: RunFolder) -> None:
+    first, second = (load_file(run.best) for run in (checked_three_times, train_with_three_checks(shop, seed=4)))
+    assert not torch.equal(first["output.weight"], second["output.weight"])

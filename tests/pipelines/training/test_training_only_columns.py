@@ -235,7 +235,7 @@ def test_predictions_are_calibrated_for_any_fraction_of_kept_negatives(shop: Sho
     write_clicks_by_price(shop, 24_000, 0.05)
     click, _ = shop.schema.tasks
     shop.schema = shop.schema.model_copy(update={"tasks": (click.model_copy(update={"keep_negatives": keep}),)})
-    training = {"batch_size": 128, "learning_rate": {"trunk": 0.01}}
+    training = {"batch_size": 128, "checks_per_epoch": 1, "learning_rate": {"trunk": 0.01}}
     run = train(shop.config(model={"gate": {"kind": "shared_bottom"}}, training=training), shop.folder / "run")
     evaluation = evaluate_all(run_scorers(run), shop.log)["tasks"]["click"]
     assert evaluation["calibration"] == pytest.approx(1.0, abs=0.15)  # without the correction it is about 6
@@ -252,7 +252,7 @@ def test_rows_with_zero_weight_do_not_affect_the_learned_base_rate(shop: Shop) -
         update={"columns": shop.schema.columns.model_copy(update={"weight": "weight"})}
     )
     shop.write(table.append_column("weight", pa.array(kept.astype(float))))
-    training = {"epochs": 3, "learning_rate": {"trunk": 0.01}}
+    training = {"epochs": 3, "checks_per_epoch": 1, "learning_rate": {"trunk": 0.01}}
     run = train(shop.config(model={"gate": {"kind": "shared_bottom"}}, training=training), shop.folder / "run")
     model, encoder = load_model(run, run.load_config())
     (cleaned,) = shop.reader().scan()

@@ -21,7 +21,13 @@ from ranking.selection import Shape
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
-SETTINGS = ["model.expert_layers=[12, 6]", "model.experts=6", "model.gate.experts_budget=4", "evaluation.baselines=[]"]
+SETTINGS = [
+    "model.expert_layers=[12, 6]",
+    "model.experts=6",
+    "model.gate.experts_budget=4",
+    "training.batch_size=64",
+    "evaluation.baselines=[]",
+]
 SETS = [word for setting in SETTINGS for word in ("--set", setting)]
 
 
@@ -137,7 +143,8 @@ def test_advice_of_a_run_is_shown_by_its_report_and_evaluation(
     """Protects runs whose model is one of the rivals, which is then trained once."""
     shop.write(shop.table(400))
     shared = {"gate": {"kind": "shared_bottom"}}
-    run = train(shop.config(model=shared, training={"batch_size": 4096}), tmp_path / "run")
+    config = shop.config(model=shared, training={"batch_size": 4096}, evaluation={"baselines": [], "bootstrap": 2})
+    run = train(config, tmp_path / "run")
     assert main(["report", str(run.path)]) == 0
     command = ["advise", str(run.path), "--work", str(tmp_path / "work"), "--seeds", "2"]
     assert main([*command, "--set", "evaluation.bootstrap=0"]) == 0

@@ -47,12 +47,30 @@ def server() -> Iterator[PostgresqlServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def tables(server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Name of a database with the tables of a study and no study; read only."""
+    server.execute("CREATE DATABASE tables")
+    storage = storage_of(server.url("tables"))(tmp_path_factory.mktemp("tables"))
+    storage._storage.engine.dispose()  # a database with connections cannot be copied
+    return "tables"
+
+
 @pytest.fixture
-def url(server: PostgresqlServer) -> str:
+def template(tables: str) -> str:
+    """Name of the database that ``url`` copies."""
+    return tables
+
+
+@pytest.fixture
+def url(server: PostgresqlServer, template: str) -> str:
     """The address of a new database."""
     name = f"study{next(NAMES)}"
-    server.execute(f"CREATE DATABASE {name}")
+    server.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
     return server.url(name)
+
+
+empty_database = pytest.mark.parametrize("template", ["template1"])
 
 
 def storage_of(url: str, heartbeat_seconds: int = 1, grace_seconds: int = 60) -> OpenStorage:
@@ -84,6 +102,7 @@ def run_trials(study: StudyFolder, total: int) -> None:
 # Several machines.
 
 
+@empty_database
 def test_machines_that_start_together_share_the_trials(
     shop: Shop, url: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +366,7 @@ def test_lock_whose_connection_the_server_has_ended_fails(server: PostgresqlServ
 # Command line.
 
 
+@empty_database
 def test_tune_command_with_storage_prints_the_study_as_json(
     shop: Shop, url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -384,6 +404,7 @@ def test_tune_command_that_the_server_rejects_fails_with_one_line(
     assert not (shop.folder / "a").exists()
 
 
+@empty_database
 def test_user_without_the_right_to_create_tables_fails(shop: Shop, server: PostgresqlServer, url: str) -> None:
     server.execute("CREATE USER guest PASSWORD 'guest'")
     guest = url.replace(f"{USER}:{URL_PASSWORD}", "guest:guest")

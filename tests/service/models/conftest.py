@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+import torch
 
+from pipelines.jobs.publish import publish
+from pipelines.jobs.release import change_release
 from ranking.artifacts import repository
+from ranking.artifacts.bundle import write_bundle
 from ranking.artifacts.release import parse_release
+from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.encoding.feature_table import FeatureTable, fill_features
+from ranking.frozen.freeze import freeze
+from ranking.model.dense_inputs import DenseInputs
+from ranking.model.embeddings import Embeddings
+from ranking.model.mmoe import MMoE
+from ranking.schema import Owner, Schema
+from ranking.settings.gate import SoftmaxConfig
+from ranking.settings.model import ModelConfig
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
+from tests.conftest import Once
+
+SMALL_SCHEMA = {
+    "name": "feed",
+    "features": [
+        {"name": "item_id", "kind": "categorical", "owner": "item", "dim": 2},
+        {"name": "price", "kind": "numeric", "owner": "item"},
+    ],
+    "tasks": [{"name": "click", "kind": "binary"}],
+}
+"""A schema whose bundle has a feature table and few files."""
 
 
 @dataclass(frozen=True)
@@ -69,3 +95,45 @@ def serve(unloaded: Callable[..., Service]) -> Callable[..., Service]:
         return service
 
     return load
+
+
+def write_small_bundle(folder: Path, seed: int = 0) -> None:
+    """Write a bundle of an untrained model for items "v0" to "v9"."""
+    schema = Schema.model_validate(SMALL_SCHEMA)
+    items = pa.table({"item_id": [f"v{i}" for i in range(10)], "price": [float(i) for i in range(10)]})
+    tables: dict[Owner, FeatureTable] = {"item": FeatureTable(items, "item_id")}
+    rows = fill_features(items.select(["item_id"]), schema, tables)
+    fitter = EncoderFitter(schema)
+    fitter.add(rows)
+    encoder = fitter.encoder()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        embeddings = Embeddings(schema, {name: mapping.size for name, mapping in encoder.id_mappings.items()})
+        config = ModelConfig(experts=2, expert_layers=(2,), tower_layers=(2,), gate=SoftmaxConfig(kind="softmax"))
+        model = MMoE(config, len(schema.tasks), embeddings, DenseInputs(encoder.dense_size, encoder.bins))
+    write_bundle(freeze(model.eval(), encoder, tables, {"click": 1.0}), rows, folder)
+
+
+@pytest.fixture(scope="session")
+def small_bundle(once: Once) -> Path:
+    """A bundle with few files; read only."""
+    return once("small bundle", write_small_bundle)
+
+
+@pytest.fixture(scope="session")
+def both_small(small_bundle: Path, once: Once) -> Path:
+    """A repository with small bundles of different weights as versions 1 (current) and 2 of "feed"; read only."""
+    candidate = once("small candidate", lambda folder: write_small_bundle(folder, seed=1))
+
+    def publish_both(folder: Path) -> None:
+        publish(small_bundle, folder)
+        publish(candidate, folder)
+        change_release(folder, "feed", {"version": 1})
+
+    return once("both small", publish_both)
+
+
+@pytest.fixture
+def small_repo(both_small: Path, tmp_path: Path) -> Path:
+    """A writable copy of the repository with both small versions."""
+    return shutil.copytree(both_small, tmp_path / "repository")

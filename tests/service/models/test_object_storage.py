@@ -28,10 +28,10 @@ READ = "ranker_repository_read_timestamp_seconds"
 
 
 @pytest.fixture
-def source(repo: Path, location: str) -> Path:
+def source(small_repo: Path, location: str) -> Path:
     """A repository with versions 1 (current) and 2 of "feed", which is pushed."""
-    RemoteRepository(location, print).push(repo)
-    return repo
+    RemoteRepository(location, print).push(small_repo)
+    return small_repo
 
 
 @pytest.fixture
@@ -135,17 +135,17 @@ def test_service_without_a_copy_does_not_start_while_object_storage_is_unreachab
 
 
 def test_service_does_not_start_with_an_empty_location_or_without_its_default_model(
-    repo: Path, cache: Path, location: str
+    small_repo: Path, cache: Path, location: str
 ) -> None:
     with pytest.raises(BundleError, match=rf"^{location} holds no published model; publish one with 'ranker push'$"):
         check_repository(Settings(repository=cache, remote=location))
-    RemoteRepository(location, print).push(repo)
+    RemoteRepository(location, print).push(small_repo)
     with pytest.raises(BundleError, match=rf"^{location} has no model 'shop': it has feed$"):
         check_repository(Settings(repository=cache, remote=location, default_model="shop"))
 
 
 def test_damaged_version_in_object_storage_leaves_the_previous_one_in_use(
-    source: Path, cache: Path, location: str, bundle: Path, serve: Serve, unloaded: Serve
+    source: Path, cache: Path, location: str, serve: Serve, unloaded: Serve
 ) -> None:
     service = serve(cache, remote=location)
     push(source, location, version=2)
@@ -161,12 +161,12 @@ def test_damaged_version_in_object_storage_leaves_the_previous_one_in_use(
 
 
 def test_loaded_version_survives_its_removal_from_the_copy(
-    source: Path, cache: Path, location: str, bundle: Path, serve: Serve
+    source: Path, cache: Path, location: str, small_bundle: Path, serve: Serve
 ) -> None:
     service = serve(cache, remote=location, copy_tables=False)
     model = service.models.get("feed").current
     for _ in range(4):
-        publish(bundle, source)
+        publish(small_bundle, source)
     RemoteRepository(location, print).push(source)
     service.reconciler.poll()
     assert service.roles == {"current": "6"}
