@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from benchmarks.serving import __main__ as serving
 from benchmarks.serving import report
 from benchmarks.serving.__main__ import PARTS, main
+from benchmarks.serving.budget import find_profiler
 from benchmarks.serving.peers.catalog import LITSERVE
 from benchmarks.serving.sizes import FULL, QUICK
 from pipelines.bench import benchmark
@@ -78,7 +78,7 @@ def test_main_measures_its_parts(tmp_path: Path) -> None:
     parts = set(PARTS) - {"overload", "attacks"}  # tests/service/test_overload.py measures the others
     assert main(["--quick", "--docs", str(tmp_path), "--only", *parts]) == 0
     results = json.loads((tmp_path / "results" / "serving.json").read_text())
-    measured = parts if shutil.which("py-spy") else parts - {"budget"}
+    measured = parts if find_profiler() else parts - {"budget"}
     assert set(results) == measured
     engines = results["engines"]["measured"]["sizes"]["100"]
     assert {"dense, eager", "frozen, torch", "frozen, onnxruntime", "roofline"} <= set(engines)
