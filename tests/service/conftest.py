@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,17 @@ def candidate(logs: Path, once: Once) -> Path:
     return once("candidate", lambda folder: freeze_run(run, folder))
 
 
+def publish_two(first: Path, second: Path, folder: Path) -> None:
+    """Publish two bundles as versions 1 (current) and 2 of "feed"."""
+    publish(first, folder)
+    publish(second, folder)
+    change_release(folder, "feed", {"version": 1})
+
+
 @pytest.fixture(scope="session")
 def both(bundle: Path, candidate: Path, once: Once) -> Path:
     """A repository with both bundles as versions 1 (current) and 2 of "feed"; read only."""
-
-    def publish_both(folder: Path) -> None:
-        publish(bundle, folder)
-        publish(candidate, folder)
-        change_release(folder, "feed", {"version": 1})
-
-    return once("both", publish_both)
+    return once("both", partial(publish_two, bundle, candidate))
 
 
 @pytest.fixture

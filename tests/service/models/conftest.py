@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pipelines.jobs.publish import publish
-from pipelines.jobs.release import change_release
 from ranking.artifacts import repository
 from ranking.artifacts.bundle import write_bundle
 from ranking.artifacts.release import parse_release
@@ -31,6 +30,7 @@ from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from tests.conftest import Once
+from tests.service.conftest import publish_two
 
 SMALL_SCHEMA = {
     "name": "feed",
@@ -123,14 +123,8 @@ def small_bundle(once: Once) -> Path:
 @pytest.fixture(scope="session")
 def both_small(small_bundle: Path, once: Once) -> Path:
     """A repository with small bundles of different weights as versions 1 (current) and 2 of "feed"; read only."""
-    candidate = once("small candidate", lambda folder: write_small_bundle(folder, seed=1))
-
-    def publish_both(folder: Path) -> None:
-        publish(small_bundle, folder)
-        publish(candidate, folder)
-        change_release(folder, "feed", {"version": 1})
-
-    return once("both small", publish_both)
+    candidate = once("small candidate", partial(write_small_bundle, seed=1))
+    return once("both small", partial(publish_two, small_bundle, candidate))
 
 
 @pytest.fixture
