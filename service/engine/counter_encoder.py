@@ -87,8 +87,7 @@ class CounterEncoder:
             InvalidInputError: as for ``EntityEncoder.part_hashes``.
         """
         schema, count = self._features.schema, len(request)
-        owners: dict[Owner, int] = {"user": 1, "context": 1, "item": count}
-        parts = {owner: self._encoders[owner].part_hashes(request.owners[owner], n) for owner, n in owners.items()}
+        parts = {owner: encoder.part_hashes(request.owners[owner]) for owner, encoder in self._encoders.items()}
         shared = self._hashes_by_name({owner: parts[owner] for owner in ("user", "context")}, 1)
         items = shared.take(np.zeros(count, np.int64)) | self._hashes_by_name({"item": parts["item"]}, count)
         roots: dict[Root, set[int]] = {}

@@ -16,11 +16,12 @@ from service.engine.batcher import Batcher
 from service.engine.errors import DeadlineExceededError
 from service.engine.explainer import Explainer
 from service.engine.model import LoadedModel
-from service.engine.request import EMPTY, StoreFeatures
+from service.engine.request import EMPTY, RawFeatures, StoreFeatures
 from service.engine.response import PreparedRequest, RankResult, prepare, sort_candidates
 from service.engine.scheduler import BatchKey, QueueEntry
 from service.engine.scoring import RequestScores, score_batch
-from service.engine.validation import ParsedRequest, to_invalid_request
+from service.engine.validation import to_invalid_request
+from service.protocol.messages import RankOptions
 from service.telemetry.batch_tracer import BatchTracer
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
@@ -29,12 +30,13 @@ from service.telemetry.stage_timer import StageTimer
 class FeatureStore(Protocol):
     """Supplies the features that requests leave out."""
 
-    async def lookup(self, model: LoadedModel, request: ParsedRequest) -> StoreFeatures:
+    async def lookup(self, model: LoadedModel, options: RankOptions, items: RawFeatures) -> StoreFeatures:
         """Look up the features of a request's user and candidates; never raise because of the store.
 
         Args:
             model: version that will score the request.
-            request: parsed request, not validated yet.
+            options: everything but the candidates.
+            items: the candidates, not validated yet.
         """
         ...
 
@@ -90,13 +92,14 @@ class Engine:
             await asyncio.sleep(WATCH_SECONDS)
 
     async def rank(
-        self, model: LoadedModel, request: ParsedRequest, timer: StageTimer, *, counted: bool = True
+        self, model: LoadedModel, options: RankOptions, items: RawFeatures, timer: StageTimer, *, counted: bool = True
     ) -> RankResult:
         """Rank the candidates of a request; a request that is cancelled while it is queued is not scored.
 
         Args:
             model: version that scores the request.
-            request: parsed request.
+            options: everything but the candidates.
+            items: the candidates, not validated yet.
             timer: stage timer of the request; the deadline counts from its arrival.
             counted: whether the scoring metrics count the request.
 
@@ -108,9 +111,9 @@ class Engine:
         """
         self._active_requests += 1
         try:
-            deadline_ms = min(request.options.deadline_ms or math.inf, self._max_deadline_ms)
+            deadline_ms = min(options.deadline_ms or math.inf, self._max_deadline_ms)
             _check_deadline(deadline_ms, timer)
-            prepared = await self._prepare(model, request, deadline_ms, timer)
+            prepared = await self._prepare(model, options, items, deadline_ms, timer)
             try:
                 graph = model.ranker.contributions_graph if prepared.explain else None
                 if graph is None:
@@ -124,16 +127,16 @@ class Engine:
             self._active_requests -= 1
 
     async def _prepare(
-        self, model: LoadedModel, request: ParsedRequest, deadline_ms: float, timer: StageTimer
+        self, model: LoadedModel, options: RankOptions, items: RawFeatures, deadline_ms: float, timer: StageTimer
     ) -> PreparedRequest:
         """Look up features in the feature store and validate the request."""
         stored = EMPTY
         if self._feature_store is not None:
             timer.end("parse")
-            stored = await self._feature_store.lookup(model, request)
+            stored = await self._feature_store.lookup(model, options, items)
             timer.end("store")
             _check_deadline(deadline_ms, timer)
-        prepared = prepare(model.ranker, model.encoder, request, stored)
+        prepared = prepare(model.ranker, model.encoder, options, items, stored)
         timer.end("parse")
         return prepared
 

@@ -115,49 +115,49 @@ class EntityEncoder:
         self.knows_ids = id_feature is not None or self._index is not None
         self._plan = lru_cache(maxsize=CACHED_PLANS)(partial(ColumnPlan.for_columns, layout))
 
-    def encode(self, features: RawFeatures, count: int) -> EntityFeatures:
-        """Encode ``count`` rows: values by id, overwritten by those of the feature store and of the request.
+    def encode(self, features: RawFeatures) -> EntityFeatures:
+        """Encode features: values by id, overwritten by those of the feature store and of the request.
 
         Raises:
             InvalidInputError: a number is not finite or outside the domain of its transform, or text is not an
                 integer where ids are integers. The error names column and row.
         """
         known = None
-        if self._index is not None and features.ids is not None:
+        if self._index is not None:
             rows = self._index.rows(features.ids)
             hashes, lists = self._unknown.hashes, self._unknown.list_hashes
             if self.parts or self.list_parts:
                 hashes, lists = self._index.part_hashes(rows)
             encoded, known = EntityFeatures.from_encoded(self._index.take(rows), hashes, lists), rows >= 0
         else:
-            encoded = self._unknown.repeat(count)
+            encoded = self._unknown.repeat(len(features))
         encoded.known = known
-        if self._id_is_feature and features.ids is not None and (known is None or not known.all()):
+        if self._id_is_feature and (known is None or not known.all()):
             ids = to_id_array(features.ids).to_pylist() if isinstance(features.ids, list) else features.ids
             self._overwrite(encoded, {str(self._id_column): ids}, keep=known)
         if features.stored:
             self._overwrite(encoded, features.stored)
         if features.columns:
             self._overwrite(encoded, features.columns)
-        if self.knows_ids and features.ids is not None:
+        if self.knows_ids:
             encoded.unseen = self._unseen(encoded, features, known)
         return encoded
 
-    def part_hashes(self, features: RawFeatures, count: int) -> EntityHashes:
+    def part_hashes(self, features: RawFeatures) -> EntityHashes:
         """Return the same hashes as ``encode`` without the encoded features.
 
         Raises:
             InvalidInputError: text is not an integer where ids are integers.
         """
-        known = np.zeros(count, np.bool_)
-        if self._index is not None and features.ids is not None:
+        known = np.zeros(len(features), np.bool_)
+        if self._index is not None:
             rows = self._index.rows(features.ids)
             (hashes, lists), known = self._index.part_hashes(rows), rows >= 0
         else:
-            unknown = self._unknown.repeat(count)
+            unknown = self._unknown.repeat(len(features))
             hashes, lists = unknown.hashes, unknown.list_hashes
         columns = features.columns
-        if self._id_is_feature and features.ids is not None and not known.all():
+        if self._id_is_feature and not known.all():
             columns = {**columns, str(self._id_column): features.ids}
         plan = self._plan(tuple(columns))
         for column, _, part in plan.ids:
@@ -207,7 +207,6 @@ class EntityEncoder:
             features: the same features, not encoded.
             known: whether the table has each id [rows]; None without a table.
         """
-        assert features.ids is not None
         unseen: Mask
         if self._vocabulary_column is not None:
             unseen = encoded.ids[:, self._vocabulary_column] == OOV

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ranking.counters.stored_sums import StoredSums
 from ranking.schema import Owner
@@ -20,21 +21,30 @@ class RawFeatures:
     A value is taken from ``columns``, else from ``stored``, else from the bundle's tables.
 
     Attributes:
-        ids: id of each row; None for contexts, which have no ids.
-        columns: values of the request by column, in the types of the column's features.
+        ids: id of each row; None for a user without one, and for contexts, which have none. An Arrow array contains
+            strings without nulls.
+        columns: values of the request by column, in the types of the column's features once they are validated; until
+            then, Arrow arrays may have any type.
         stored: values of the feature store by column, in the same types.
     """
 
-    ids: Values | None
+    ids: Values
     columns: Mapping[str, Values]
     stored: Mapping[str, Values] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.ids)
+
+    def arrow_bytes(self) -> int:
+        """Return the number of bytes of the Arrow columns of the request, after decompression."""
+        return sum(column.nbytes for column in (self.ids, *self.columns.values()) if isinstance(column, pa.Array))
+
     def slice(self, start: int, stop: int) -> RawFeatures:
         """Return the rows [start, stop)."""
-        ids = None if self.ids is None else self.ids[start:stop]
         columns = {name: values[start:stop] for name, values in self.columns.items()}
         stored = {name: values[start:stop] for name, values in self.stored.items()}
-        return RawFeatures(ids, columns, stored)
+        return RawFeatures(self.ids[start:stop], columns, stored)
 
 
 @dataclass(frozen=True)
@@ -81,8 +91,7 @@ class FeatureRequest:
             parts = [request.owners[owner] for request in requests]
             columns = {name: concat([part.columns[name] for part in parts]) for name in first.columns}
             stored = {name: concat([part.stored[name] for part in parts]) for name in first.stored}
-            ids = None if first.ids is None else concat([part.ids for part in parts])
-            owners[owner] = RawFeatures(ids, columns, stored)
+            owners[owner] = RawFeatures(concat([part.ids for part in parts]), columns, stored)
         counts = [count for request in requests for count in request.counts]
         times = [time for request in requests for time in request.times]
         sums = [request.sums for request in requests if request.sums is not None]

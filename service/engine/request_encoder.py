@@ -185,10 +185,7 @@ class RequestEncoder:
                 integer where ids are integers. The error names column and row.
         """
         request_index = request.request_index
-        entities = {
-            owner: encoder.encode(request.owners[owner], len(request_index if owner == "item" else request.counts))
-            for owner, encoder in self._encoders.items()
-        }
+        entities = {owner: encoder.encode(request.owners[owner]) for owner, encoder in self._encoders.items()}
         numbers: Mapping[Owner, FloatArray] = {}
         lists: Mapping[str, Values] = {}
         if self._counters is not None:

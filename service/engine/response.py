@@ -16,10 +16,11 @@ from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Task
 from service.engine.errors import InvalidRequestError, ScoringError
 from service.engine.feature_trace import FeatureTrace
-from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
+from service.engine.request import EMPTY, FeatureRequest, RawFeatures, StoreFeatures
 from service.engine.request_encoder import MissingFeatures, RequestEncoder
-from service.engine.validation import ParsedRequest, to_invalid_request, validate
+from service.engine.validation import to_invalid_request, validate
 from service.engine.values import Values, take
+from service.protocol.messages import RankOptions
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class PreparedRequest:
     """A validated request, ready to be scored.
 
     Attributes:
-        ids: ids of the candidates, as in the request.
         request: features of the candidates, their user and their context.
         tasks: names of the tasks to score.
         weights: weight of each task in the objective [tasks] float64.
@@ -38,7 +38,6 @@ class PreparedRequest:
         counters_as_of: time of the last impression in the counters; None if the ranker has none.
     """
 
-    ids: Values
     request: FeatureRequest
     tasks: list[str]
     weights: npt.NDArray[np.float64]
@@ -75,7 +74,7 @@ class RankResult:
     @cached_property
     def ids(self) -> Values:
         """Ids of the candidates, as in the request."""
-        return take(self.prepared.ids, self.order)
+        return take(self.prepared.request.owners["item"].ids, self.order)
 
     @property
     def tasks(self) -> list[str]:
@@ -90,33 +89,37 @@ class RankResult:
 
 
 def prepare(
-    ranker: FrozenRanker, encoder: RequestEncoder, request: ParsedRequest, stored: StoreFeatures = EMPTY
+    ranker: FrozenRanker,
+    encoder: RequestEncoder,
+    options: RankOptions,
+    items: RawFeatures,
+    stored: StoreFeatures = EMPTY,
 ) -> PreparedRequest:
     """Validate a request.
 
     Args:
         ranker: ranker that will score the request.
         encoder: encoder of the ranker's requests.
-        request: parsed request.
+        options: everything but the candidates.
+        items: the candidates.
         stored: features from the feature store.
 
     Raises:
         InvalidRequestError: a field of the request is invalid.
     """
-    options = request.options
     experts = {}
     try:
         tasks = ranker.tasks(options.tasks)
         names = [task.name for task in tasks]
         weights = objective_weights(ranker, tasks, options.objective)
-        features = encoder.with_counters(validate(request, encoder.readable, stored), options.time, stored.sums)
+        features = encoder.with_counters(validate(options, items, encoder.readable, stored), options.time, stored.sums)
         if options.explain:
             experts = ranker.explain(encoder.splitter.merge(encoder(features)), names)
     except InvalidInputError as error:
         raise to_invalid_request(error, ranker.schema) from None
     as_of = encoder.counters_as_of(stored.sums)
-    ids, top_n, explain = request.ids, options.top_n, options.explain
-    return PreparedRequest(ids, features, names, weights, top_n, explain, experts, stored.degraded, as_of)
+    top_n, explain = options.top_n, options.explain
+    return PreparedRequest(features, names, weights, top_n, explain, experts, stored.degraded, as_of)
 
 
 def sort_candidates(

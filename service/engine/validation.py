@@ -5,10 +5,9 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from types import NoneType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +19,8 @@ from ranking.schema import InputFeature, NumberFeature, Owner, PooledFeature, Sc
 from ranking.schema.value_text import value_text
 from service.engine.errors import InvalidRequestError
 from service.engine.request import EMPTY, FeatureRequest, RawFeatures, StoreFeatures
-from service.engine.values import Values, to_columns, to_list, to_numpy
-from service.protocol.messages import ItemColumns, RankOptions, RankRequest
+from service.engine.values import Values, to_list, to_numpy
+from service.protocol.messages import RankOptions
 
 Readable = Mapping[Owner, Mapping[str, InputFeature]]
 """Feature that defines the type of each column, by owner and column."""
@@ -36,49 +35,14 @@ ALLOWED_VALUES = {
 """Description of the values of each kind of feature, for error messages."""
 
 
-Candidates: TypeAlias = tuple[Values, Mapping[str, Values]]
-"""``ids`` and ``features`` of a ``ParsedRequest``."""
-
-
-@dataclass(frozen=True)
-class ParsedRequest:
-    """A request in any accepted format, not validated.
-
-    Attributes:
-        options: everything but the candidates.
-        ids: id of each candidate; an Arrow array contains strings without nulls.
-        features: values of candidates by column; Arrow arrays may have any type.
-    """
-
-    options: RankOptions
-    ids: Values
-    features: Mapping[str, Values]
-
-    def arrow_bytes(self) -> int:
-        """Return the number of bytes of the Arrow columns, after decompression."""
-        return sum(column.nbytes for column in (self.ids, *self.features.values()) if isinstance(column, pa.Array))
-
-    @classmethod
-    def from_message(cls, request: RankRequest, readable: Mapping[str, InputFeature]) -> ParsedRequest:
-        """Convert a JSON request; ``readable`` holds the columns of items.
-
-        Raises:
-            InvalidRequestError: unknown feature of an item; rejected here because thousands of distinct names would
-                become as many columns.
-        """
-        items = request.items
-        if isinstance(items, ItemColumns):
-            return cls(request, items.id, items.features)
-        features = [item.features for item in items]
-        _require_known_columns("item", dict.fromkeys(chain.from_iterable(features)), readable)
-        return cls(request, [item.id for item in items], to_columns(features))
-
-
-def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures = EMPTY) -> FeatureRequest:
+def validate(
+    options: RankOptions, items: RawFeatures, readable: Readable, stored: StoreFeatures = EMPTY
+) -> FeatureRequest:
     """Check that columns are known, values have the types of their features, and candidates are distinct.
 
     Args:
-        request: parsed request.
+        options: everything but the candidates.
+        items: the candidates.
         readable: columns that the ranker reads.
         stored: features from the feature store.
 
@@ -86,7 +50,7 @@ def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures =
         InvalidRequestError: unknown feature, value of the wrong type, or repeated candidate.
         InvalidInputError: an Arrow column has a type that its feature cannot have.
     """
-    options, ids, columns = request.options, request.ids, request.features
+    ids, columns = items.ids, items.columns
     id_types = frozenset(map(type, ids) if isinstance(ids, list) else [type(ids)])
     _require_distinct(ids if len(id_types) == 1 else list(map(str, ids)))  # 7 and "7" are the same id
     for column, values in columns.items():
@@ -102,7 +66,7 @@ def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures =
     signature = (type(options.user.id), id_types, user_signature, context_signature, item_signature, stored.signature)
     owners: dict[Owner, RawFeatures] = {
         "user": RawFeatures([options.user.id], user, stored.columns.get("user", {})),
-        "context": RawFeatures(None, context),
+        "context": RawFeatures([None], context),
         "item": RawFeatures(ids, columns, stored.columns.get("item", {})),
     }
     has_arrow = any(isinstance(values, pa.Array) for values in (ids, *columns.values()))

@@ -19,7 +19,9 @@ from ranking.counters.stored_sums import (
 from ranking.errors import InvalidInputError
 from service.engine.errors import InvalidRequestError
 from service.engine.model import LoadedModel
-from service.engine.validation import ParsedRequest, validate
+from service.engine.request import RawFeatures
+from service.engine.validation import validate
+from service.protocol.messages import RankOptions
 
 Sections: TypeAlias = Sequence[tuple[int, bytes]]
 """Definition and records of each counter in a value."""
@@ -41,12 +43,14 @@ class CounterLookup:
         self._start = counter_prefix(prefix, model.name, clustered=clustered)
 
     @classmethod
-    def for_request(cls, model: LoadedModel, request: ParsedRequest, prefix: str, *, clustered: bool) -> CounterLookup:
+    def for_request(
+        cls, model: LoadedModel, options: RankOptions, items: RawFeatures, prefix: str, *, clustered: bool
+    ) -> CounterLookup:
         """Find the roots of a parsed request; none if it is not valid, because validation will reject it."""
         roots: dict[Root, set[int]] = {}
-        if model.encoder.counters_until is not None and len(request.ids):
+        if model.encoder.counters_until is not None and len(items):
             try:
-                roots = model.encoder.counter_roots(validate(request, model.encoder.readable))
+                roots = model.encoder.counter_roots(validate(options, items, model.encoder.readable))
             except (InvalidRequestError, InvalidInputError):
                 roots = {}
         pairs = [(root, root_hash) for root, hashes in roots.items() for root_hash in sorted(hashes)]

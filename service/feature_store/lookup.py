@@ -18,13 +18,13 @@ from ranking.counters.stored_sums import StoredSums
 from ranking.errors import ConfigError
 from ranking.schema import Owner
 from service.engine.model import LoadedModel
-from service.engine.request import EMPTY, StoreFeatures
+from service.engine.request import EMPTY, RawFeatures, StoreFeatures
 from service.engine.request_encoder import RequestEncoder
-from service.engine.validation import ParsedRequest
 from service.engine.values import Values, to_list
 from service.feature_store.counters import CounterLookup
 from service.feature_store.decode import DEGRADING_FAULTS, Fault, ObjectDecoder
 from service.feature_store.key_value_store import KeyValueStore, KeyValueStoreError
+from service.protocol.messages import RankOptions, User
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
@@ -100,20 +100,21 @@ class StoreLookup:
         log.info("looking up items and users in %s, timeout %g ms", store.address, settings.store_timeout_ms)
         return cls(store, settings.store_prefix, breaker, metrics)
 
-    async def lookup(self, model: LoadedModel, request: ParsedRequest) -> StoreFeatures:
+    async def lookup(self, model: LoadedModel, options: RankOptions, items: RawFeatures) -> StoreFeatures:
         """Look up the features of a request's user and candidates; never raise because of the store.
 
         Args:
             model: Version that will score the request.
-            request: Parsed request, not validated yet.
+            options: Everything but the candidates.
+            items: The candidates, not validated yet.
         """
         decoders = self._decoders.get(model.encoder)
         if decoders is None:
             owners: tuple[Owner, Owner] = ("item", "user")
             decoders = {owner: ObjectDecoder(model.ranker, owner) for owner in owners}
             self._decoders[model.encoder] = decoders
-        ids_to_read = _ids_to_read(decoders, request)
-        counters = CounterLookup.for_request(model, request, self._prefix, clustered=self._store.clustered)
+        ids_to_read = _ids_to_read(decoders, options.user, items)
+        counters = CounterLookup.for_request(model, options, items, self._prefix, clustered=self._store.clustered)
         generation = self._generations.get(model.name)
         counter_keys = counters.keys(generation)
         if not ids_to_read and not counter_keys:
@@ -206,14 +207,13 @@ class StoreLookup:
         self._metrics.fallbacks.labels(self._store.kind, reason).inc()
 
 
-def _ids_to_read(decoders: Decoders, request: ParsedRequest) -> dict[Owner, Sequence[int | str]]:
+def _ids_to_read(decoders: Decoders, user: User, items: RawFeatures) -> dict[Owner, Sequence[int | str]]:
     """Return the ids by owner, for owners of which the request leaves out a feature that the ranker reads."""
-    user = request.options.user
     ids: dict[Owner, Sequence[int | str]] = {}
-    if not len(request.ids):
+    if not len(items):
         return ids
-    if _is_incomplete(request.features, decoders["item"]):
-        ids["item"] = to_list(request.ids)
+    if _is_incomplete(items.columns, decoders["item"]):
+        ids["item"] = to_list(items.ids)
     if user.id is not None and any(user.features.get(column) is None for column in decoders["user"].columns):
         ids["user"] = [user.id]
     return ids

@@ -19,9 +19,10 @@ from ranking.encoding.columns import is_list, to_id_array
 from ranking.frozen.contributions import Contributions
 from ranking.schema import InputFeature
 from service.engine.errors import InvalidRequestError
+from service.engine.request import RawFeatures
 from service.engine.request_encoder import MissingFeatures
 from service.engine.response import RankResult
-from service.engine.validation import Candidates, require_known
+from service.engine.validation import require_known
 from service.engine.values import Values, to_numpy
 from service.http.arrow_ipc import declared_sizes
 from service.protocol.problems import Problem, malformed, too_many_candidates
@@ -40,7 +41,7 @@ def read_stream(
     max_candidates: int,
     max_bytes: int,
     max_length: int,
-) -> tuple[bytes, Candidates]:
+) -> tuple[bytes, RawFeatures]:
     """Read the JSON of a request's options, and its candidates.
 
     Args:
@@ -85,7 +86,7 @@ def read_stream(
     else:
         table = pa.Table.from_batches(batches, schema)
         columns = {name: table[name].combine_chunks() for name in names}
-    return metadata.get(REQUEST, b"{}"), (_ids(columns.pop(id_column)), columns)
+    return metadata.get(REQUEST, b"{}"), RawFeatures(_ids(columns.pop(id_column)), columns)
 
 
 def _unreadable(error: Exception) -> Problem:

@@ -13,7 +13,7 @@ import orjson
 import simdjson
 
 from ranking.schema import InputFeature, NumberFeature, PooledFeature
-from service.engine.validation import Candidates
+from service.engine.request import RawFeatures
 from service.engine.values import Values
 from service.protocol.messages import ItemColumns, RankRequest
 from service.protocol.problems import too_many_candidates
@@ -31,7 +31,7 @@ class UnsupportedRequestError(ValueError):
 
 def read_columns(
     body: bytes, item_features: Mapping[str, InputFeature], max_candidates: int, max_length: int
-) -> tuple[dict[str, Any], Candidates] | None:
+) -> tuple[dict[str, Any], RawFeatures] | None:
     """Read a request with its candidates in columns.
 
     Args:
@@ -56,7 +56,7 @@ def read_columns(
         _check_text_and_lists(body, [options, ids, columns], max_length)
     except (ValueError, LookupError, RuntimeError, orjson.JSONEncodeError):  # simdjson raises all of these
         return None
-    return options, (ids, columns)
+    return options, RawFeatures(ids, columns)
 
 
 def may_contain_long_text(body: bytes, max_length: int) -> bool:

@@ -14,12 +14,13 @@ from pydantic import BaseModel, ValidationError
 from ranking.schema import InputFeature
 from service.engine.errors import InvalidRequestError
 from service.engine.model import LoadedModel
-from service.engine.validation import Candidates, ParsedRequest, are_ids
+from service.engine.request import RawFeatures
+from service.engine.validation import are_ids, require_known
 from service.engine.values import to_columns
 from service.http.arrow import read_stream
 from service.http.columns import may_contain_long_text, read_columns
 from service.http.media_types import ARROW
-from service.protocol.messages import RankOptions, RankRequest
+from service.protocol.messages import ItemColumns, RankOptions, RankRequest
 from service.protocol.problems import invalid_request, malformed, too_many_candidates
 from service.settings import Settings
 
@@ -38,8 +39,10 @@ _Location = tuple[Any, str | int, Any]
 """A value, its key or position, and the location of its container."""
 
 
-def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: Settings) -> ParsedRequest:
-    """Decode a rank request.
+def decode_request(
+    body: bytes, body_format: str, model: LoadedModel, settings: Settings
+) -> tuple[RankOptions, RawFeatures]:
+    """Decode a rank request; return everything but its candidates, and the candidates, not validated yet.
 
     Args:
         body: Body of the request.
@@ -55,8 +58,8 @@ def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: 
     if body_format == ARROW:
         id_column = model.ranker.schema.columns.item
         limits = settings.max_candidates, settings.max_body_bytes, max_length
-        options, candidates = read_stream(body, id_column, item_features, *limits)
-        return ParsedRequest(decode_message(options, RankOptions, "request", settings), *candidates)
+        options, items = read_stream(body, id_column, item_features, *limits)
+        return decode_message(options, RankOptions, "request", settings), items
     parsed = None
     if _looks_like_large_columns(body):
         parsed = read_columns(body, item_features, settings.max_candidates, max_length)
@@ -64,9 +67,30 @@ def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: 
         document = parse_json(body, "body", settings)
         parsed = split_rows(document, item_features)
         if parsed is None:
-            return ParsedRequest.from_message(validate_message(document, RankRequest), item_features)
-    rest, candidates = parsed
-    return ParsedRequest(validate_message(rest, RankOptions, received=RankRequest), *candidates)
+            message = validate_message(document, RankRequest)
+            return message, item_columns(message, item_features)
+    rest, items = parsed
+    return validate_message(rest, RankOptions, received=RankRequest), items
+
+
+def item_columns(request: RankRequest, item_features: Mapping[str, InputFeature]) -> RawFeatures:
+    """Return the candidates of a JSON request.
+
+    Args:
+        request: The request.
+        item_features: Features of items, by column.
+
+    Raises:
+        InvalidRequestError: Unknown feature of an item; rejected here because thousands of distinct names would become
+            as many columns.
+    """
+    items = request.items
+    if isinstance(items, ItemColumns):
+        return RawFeatures(items.id, items.features)
+    features = [item.features for item in items]
+    for name in dict.fromkeys(chain.from_iterable(features)):
+        require_known("item", name, item_features)
+    return RawFeatures([item.id for item in items], to_columns(features))
 
 
 def decode_message(body: bytes, message: type[Message], field: str, settings: Settings) -> Message:
@@ -86,7 +110,7 @@ def decode_message(body: bytes, message: type[Message], field: str, settings: Se
     return validate_message(parse_json(body, field, settings), message, field)
 
 
-def split_rows(document: Any, item_features: Mapping[str, InputFeature]) -> tuple[dict[str, Any], Candidates] | None:
+def split_rows(document: Any, item_features: Mapping[str, InputFeature]) -> tuple[dict[str, Any], RawFeatures] | None:
     """Convert candidates in rows to columns without a message object per item.
 
     Such objects would cost several times as much as parsing the JSON, and more than the scoring.
@@ -117,7 +141,7 @@ def split_rows(document: Any, item_features: Mapping[str, InputFeature]) -> tupl
     if not item_features.keys() >= set(chain.from_iterable(features)):
         return None
     rest = {name: value for name, value in document.items() if name != "items"}
-    return rest, (ids, to_columns(features))
+    return rest, RawFeatures(ids, to_columns(features))
 
 
 def find_long_text(document: Any, max_length: int) -> str | None:

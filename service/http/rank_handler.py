@@ -108,22 +108,20 @@ class RankHandler:
         model = routing.current
         timer: StageTimer = http.state.timer
         request_info: dict[str, Any] = http.state.request_info
-        request = decode_request(body, body_format, model, self._settings)
+        options, items = decode_request(body, body_format, model, self._settings)
         if routing.canary is not None:
-            user, request_id = request.options.user.id, request.options.request_id
-            model = routing.route(user, request_id or http.state.request_id)
+            model = routing.route(options.user.id, options.request_id or http.state.request_id)
             request_info["version"] = model.version
             if model is routing.canary and body_format == ARROW:  # column names of a stream depend on the version
-                request = decode_request(body, body_format, model, self._settings)
+                options, items = decode_request(body, body_format, model, self._settings)
         if body_format == ARROW:
-            lease.grow_parsed(request.arrow_bytes())
-        options = request.options
-        request_info["candidates"], request_info["tasks"] = len(request.ids), options.tasks or "all"
+            lease.grow_parsed(items.arrow_bytes())
+        request_info["candidates"], request_info["tasks"] = len(items), options.tasks or "all"
         permit: Permit = http.state.permit
-        permit.count(len(request.ids))
+        permit.count(len(items))
         try:
             with cancel_on_disconnect(permit):
-                result = await self._engine.rank(model, request, timer)
+                result = await self._engine.rank(model, options, items, timer)
         except TooManyExplanationsError:
             http.state.rejection = EXPLAIN
             raise
@@ -137,7 +135,7 @@ class RankHandler:
             self._served_log.add(ServedRequest(model, *answered, result))
         timer.end("write")
         if routing.shadow is not None and routing.shadow is not model and not trial:
-            self._shadows.submit(ShadowRequest(routing.shadow, request, result, model.version))
+            self._shadows.submit(ShadowRequest(routing.shadow, options, items, result, model.version))
         return Response(response, media_type=accept_format)
 
 

@@ -101,7 +101,8 @@ def warm_up(
         golden: Rows to score.
         max_rows: Maximum number of rows per batch.
     """
-    encoder(FeatureRequest(dict.fromkeys(OWNERS, RawFeatures(None, {})), [max_rows]))
+    unknown = {owner: RawFeatures([None] * (max_rows if owner == "item" else 1), {}) for owner in OWNERS}
+    encoder(FeatureRequest(unknown, [max_rows]))
     if not len(golden):
         return
     splitter = SharedItemSplitter(ranker.encoder)

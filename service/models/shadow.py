@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from service.engine.engine import Engine
 from service.engine.errors import DeadlineExceededError, InvalidRequestError
 from service.engine.model import LoadedModel
+from service.engine.request import RawFeatures
 from service.engine.response import RankResult
-from service.engine.validation import ParsedRequest
 from service.engine.values import to_list
+from service.protocol.messages import RankOptions
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
 
@@ -30,13 +31,15 @@ class ShadowRequest:
 
     Attributes:
         shadow: Version that scores the request again.
-        request: The request.
+        options: Everything in the request but its candidates.
+        items: Its candidates.
         result: Its result.
         version: Version that produced the result.
     """
 
     shadow: LoadedModel
-    request: ParsedRequest
+    options: RankOptions
+    items: RawFeatures
     result: RankResult
     version: str
 
@@ -94,9 +97,8 @@ class ShadowScorer:
         shadow, result = shadow_request.shadow, shadow_request.result
         tasks = [task for task in result.tasks if task in shadow.ranker.schema.task_names]
         changes = {"tasks": tasks, "objective": None, "top_n": None, "deadline_ms": None, "explain": False}
-        options = shadow_request.request.options.model_copy(update=changes)
-        request = replace(shadow_request.request, options=options)
-        shadow_result = await self._engine.rank(shadow, request, StageTimer(), counted=False)
+        options = shadow_request.options.model_copy(update=changes)
+        shadow_result = await self._engine.rank(shadow, options, shadow_request.items, StageTimer(), counted=False)
         row_of = {item: row for row, item in enumerate(to_list(shadow_result.ids))}
         rows = [row_of[item] for item in to_list(result.ids)]
         if not rows:

@@ -22,10 +22,8 @@ from ranking.encoding.torch_batch import TorchBatch
 from service.app import create_app
 from service.engine.errors import ScoringError
 from service.engine.response import objective_weights
-from service.engine.validation import ParsedRequest
-from service.protocol.messages import RankRequest
 from service.settings import Settings
-from tests.support.direct_ranking import rank_alone
+from tests.support.direct_ranking import parse, rank_alone
 from tests.support.one_model import weights_of, with_weights
 from tests.support.rank_request import rank
 
@@ -239,7 +237,7 @@ def test_sort_candidates_score_that_is_not_finite_raises_scoring_error(
     ranker: FrozenRanker, request_body: dict[str, Any]
 ) -> None:
     poisoned = {n: np.full_like(w, np.nan) if n.startswith("tower.") else w for n, w in weights_of(ranker).items()}
-    request = ParsedRequest.from_message(RankRequest.model_validate(request_body), {})
+    request = parse(request_body)
     with pytest.raises(ScoringError, match="task 'click' of candidate 0 has the score nan, which is not finite"):
         rank_alone(with_weights(ranker, poisoned), request)
 
@@ -262,8 +260,7 @@ def test_experts_that_no_requested_task_selected_do_not_run(ranker: FrozenRanker
     assert used != ranker.selection.experts_used, "the fixture's tasks share all experts: choose another seed"
     unused = {name for name in weights_of(ranker) if name.startswith("expert.") and int(name.split(".")[1]) not in used}
     poisoned_weights = {n: np.full_like(w, np.nan) if n in unused else w for n, w in weights_of(ranker).items()}
-    message = RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True})
-    request = ParsedRequest.from_message(message, {})
+    request = parse(request_body | {"tasks": ["like"], "explain": True})
     expected = rank_alone(ranker, request)
     result = rank_alone(with_weights(ranker, poisoned_weights), request)
     assert result.experts_run == used

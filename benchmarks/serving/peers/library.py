@@ -40,6 +40,6 @@ def _to_request(body: Body) -> FeatureRequest:
     ids, context = candidate_ids(body), {name: [value] for name, value in body["context"].items()}
     owners: dict[Owner, RawFeatures] = {
         "user": RawFeatures([body["user"]["id"]], {}),
-        "context": RawFeatures(None, context),
+        "context": RawFeatures([None], context),
     }
     return FeatureRequest({**owners, "item": RawFeatures(ids, {})}, [len(ids)])

@@ -74,7 +74,10 @@ def _write_inputs(ranker: FrozenRanker, splitter: SharedItemSplitter, context: d
 
     def request(users: Sequence[int], items: Sequence[int], counts: list[int]) -> FeatureRequest:
         contexts = {name: [value] * len(users) for name, value in context.items()}
-        owners: dict[Owner, RawFeatures] = {"user": RawFeatures(users, {}), "context": RawFeatures(None, contexts)}
+        owners: dict[Owner, RawFeatures] = {
+            "user": RawFeatures(users, {}),
+            "context": RawFeatures([None] * len(users), contexts),
+        }
         return FeatureRequest({**owners, "item": RawFeatures(items, {})}, counts)
 
     def embed_user_chunk(ids: Sequence[int]) -> Float32:

@@ -11,7 +11,7 @@ import numpy as np
 from ranking.schema import InputFeature, PooledFeature
 from service.engine.errors import InvalidRequestError
 from service.engine.model import LoadedModel
-from service.engine.validation import ParsedRequest
+from service.engine.request import RawFeatures
 from service.engine.values import Values, to_list
 from service.http.decode import validate_message
 from service.http.open_inference.fields import named_as_tensors, tensor_path
@@ -35,11 +35,13 @@ class RankTensors:
     """A rank request from tensors.
 
     Attributes:
-        request: The rank request.
+        options: Everything but the candidates.
+        items: The candidates.
         outputs: Names of the outputs to return, each with whether it is returned as binary data.
     """
 
-    request: ParsedRequest
+    options: RankOptions
+    items: RawFeatures
     outputs: dict[str, bool]
 
 
@@ -82,7 +84,7 @@ def to_rank_request(request: InferRequest, elements: Mapping[str, Elements], mod
     options |= _options(request)
     with named_as_tensors(columns):
         message = validate_message(options, RankOptions)
-    return RankTensors(ParsedRequest(message, ids, features), outputs)
+    return RankTensors(message, RawFeatures(ids, features), outputs)
 
 
 def _shared_feature(tensor: InputTensor, model: LoadedModel) -> tuple[str, InputFeature]:

@@ -69,20 +69,20 @@ class InferHandler:
         request_info: dict[str, Any] = http.state.request_info
         message, elements = read_body(body, http.headers.get(HEADER_LENGTH), self._settings)
         tensors = to_rank_request(message, elements, model)
-        options = tensors.request.options
+        options = tensors.options
         request_id = options.request_id or http.state.request_id
         if routing.canary is not None:
             model = routing.route(options.user.id, request_id)
             request_info["version"] = model.version
             if model is routing.canary:  # the names of columns depend on the version
                 tensors = to_rank_request(message, elements, model)
-                options = tensors.request.options
-        count = len(tensors.request.ids)
+                options = tensors.options
+        count = len(tensors.items)
         request_info["candidates"], request_info["tasks"] = count, options.tasks or "all"
         permit: Permit = http.state.permit
         permit.count(count)
         with cancel_on_disconnect(permit), named_as_tensors(model.ranker.schema.columns):
-            result = await self._engine.rank(model, tensors.request, timer)
+            result = await self._engine.rank(model, options, tensors.items, timer)
         degraded = result.prepared.degraded or (routing.degraded and model is routing.current)
         response = encode_tensors(result, tensors.outputs, model, message.id, degraded=degraded)
         if self._answers is not None:
@@ -92,5 +92,5 @@ class InferHandler:
             self._served_log.add(ServedRequest(model, *answered, result))
         timer.end("write")
         if routing.shadow is not None and routing.shadow is not model:
-            self._shadows.submit(ShadowRequest(routing.shadow, tensors.request, result, model.version))
+            self._shadows.submit(ShadowRequest(routing.shadow, options, tensors.items, result, model.version))
         return response

@@ -124,7 +124,7 @@ def test_onnx_backend_without_pytorch_matches_library(bundle: Path) -> None:
     ids, features = [f"v{i}" for i in range(40)] + ["never-seen"], {"age": 31, "surface": "home", "hour": 9}
     request = {
         "user": [["u3"], {"age": [31]}],
-        "context": [None, {"surface": ["home"], "hour": [9]}],
+        "context": [[None], {"surface": ["home"], "hour": [9]}],
         "item": [ids, {}],
     }
     result = run_program(SCORES, str(bundle), "auto", json.dumps(request))

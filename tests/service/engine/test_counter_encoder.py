@@ -73,7 +73,7 @@ def requests(draw: st.DrawFn, prefixes: tuple[str, str] | None = None) -> Drawn:
         items, user = [str(i) for i in items], None if user is None else str(user)
     owners: dict[Owner, RawFeatures] = {
         "user": RawFeatures([user], user_columns),
-        "context": RawFeatures(None, draw(columns("context", 1))),
+        "context": RawFeatures([None], draw(columns("context", 1))),
         "item": RawFeatures(items, draw(columns("item", len(items)))),
     }
     return Drawn(owners, NOW + draw(HOURS) * 3_600_000_000)
@@ -81,7 +81,7 @@ def requests(draw: st.DrawFn, prefixes: tuple[str, str] | None = None) -> Drawn:
 
 def to_table(request: Drawn) -> pa.Table:
     """The request as rows of a log."""
-    ids, (user,) = request.owners["item"].ids or [], request.owners["user"].ids or [None]
+    ids, (user,) = request.owners["item"].ids, request.owners["user"].ids
     rows = len(ids)
     table = {"item_id": to_id_array(ids), "user_id": to_id_array([user] * rows)}
     table["time"] = pa.array([request.time] * rows, pa.timestamp("us", ZONE))
@@ -93,7 +93,7 @@ def to_table(request: Drawn) -> pa.Table:
 def encode(ranker: FrozenRanker, *drawn: Drawn) -> EncodedBatch:
     """Encode requests together."""
     encoder = RequestEncoder(ranker)
-    parts = [FeatureRequest(d.owners, [len(d.owners["item"].ids or [])], None, [d.time]) for d in drawn]
+    parts = [FeatureRequest(d.owners, [len(d.owners["item"])], None, [d.time]) for d in drawn]
     return encoder.splitter.merge(encoder(FeatureRequest.concat(parts)))
 
 
@@ -132,7 +132,7 @@ def test_request_encoder_requests_encoded_together_have_their_own_times(
         Drawn(
             {
                 "user": RawFeatures([f"u{user}"], {}),
-                "context": RawFeatures(None, {"tab": ["home"]}),
+                "context": RawFeatures([None], {"tab": ["home"]}),
                 "item": RawFeatures([f"v{i}" for i in range(user, user + count)], {}),
             },
             NOW + user * 3_600_000_000,
@@ -150,7 +150,7 @@ def test_missing_features_exclude_counters_and_histories(rankers: Callable[[bool
     encoder = RequestEncoder(ranker)
     owners: dict[Owner, RawFeatures] = {
         "user": RawFeatures(["new"], {}),
-        "context": RawFeatures(None, {}),
+        "context": RawFeatures([None], {}),
         "item": RawFeatures(["new"], {}),
     }
     (missing,) = encoder.missing(encoder(FeatureRequest(owners, [1])), [1])

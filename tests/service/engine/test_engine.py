@@ -19,11 +19,9 @@ from service.engine.errors import InvalidRequestError, ScoringError
 from service.engine.model import LoadedModel
 from service.engine.request_encoder import RequestEncoder
 from service.engine.response import RankResult
-from service.engine.validation import ParsedRequest
-from service.protocol.messages import RankRequest
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
-from tests.support.direct_ranking import rank_alone
+from tests.support.direct_ranking import ParsedRequest, parse, rank_alone
 from tests.support.missing_features import by_candidate
 
 SECONDS = 30.0
@@ -67,7 +65,7 @@ def engine() -> Iterator[Engine]:
 def request(user: int, count: int, **options: Any) -> ParsedRequest:
     items = [{"id": (7 * user + i) % 33} for i in range(min(count, 33))] + [{"id": 1000 + i} for i in range(count - 33)]
     user_and_context = {"user": {"id": f"u{user}"}, "context": {"tab": "home", "hour": user % 24}}
-    return ParsedRequest.from_message(RankRequest.model_validate(user_and_context | {"items": items} | options), {})
+    return parse(user_and_context | {"items": items} | options)
 
 
 def assert_equal_to_alone(
@@ -85,9 +83,9 @@ async def rank_while_blocked(
 ) -> list[Any]:
     """Queue requests while the first one is being scored alone; return all results and errors in order."""
     (model, parsed), *others = requests
-    first = asyncio.create_task(engine.rank(model, parsed, StageTimer()))
+    first = asyncio.create_task(engine.rank(model, *parsed, StageTimer()))
     await asyncio.to_thread(backends[0].started.wait, SECONDS)
-    tasks = [asyncio.create_task(engine.rank(model, parsed, StageTimer())) for model, parsed in others]
+    tasks = [asyncio.create_task(engine.rank(model, *parsed, StageTimer())) for model, parsed in others]
     await asyncio.sleep(0)
     for backend in backends:
         backend.go.set()
@@ -133,7 +131,7 @@ async def test_rank_different_versions_do_not_share_batches(hand_ranker: FrozenR
 
 
 async def test_rank_no_candidates_skips_queue(engine: Engine, backend: BlockingBackend, model: LoadedModel) -> None:
-    ranked = await engine.rank(model, request(1, 0), StageTimer())
+    ranked = await engine.rank(model, *request(1, 0), StageTimer())
     assert (ranked.ids, ranked.scores.shape) == ([], (0, 4))
     assert backend.batches == []
 
@@ -142,9 +140,9 @@ async def test_rank_failing_backend_fails_only_its_requests(
     hand_ranker: FrozenRanker, engine: Engine, backend: BlockingBackend, model: LoadedModel
 ) -> None:
     with pytest.raises(ScoringError, match="no room"):
-        await engine.rank(loaded_model(hand_ranker, FailingBackend()), request(1, 2), StageTimer())
+        await engine.rank(loaded_model(hand_ranker, FailingBackend()), *request(1, 2), StageTimer())
     backend.go.set()
-    ranked = await engine.rank(model, request(1, 2), StageTimer())
+    ranked = await engine.rank(model, *request(1, 2), StageTimer())
     assert ranked.ids == rank_alone(hand_ranker, request(1, 2)).ids
 
 
@@ -155,7 +153,7 @@ async def test_rank_different_columns_share_batch(
     requests = [
         *(request(0, 3), request(1, 3), request(3, 4), request(5, 2, context={"hour": 3})),
         *(request(2, 2, items=[{"id": first}, {"id": "2"}]) for first in ("1", 1)),  # text, mixed types
-        ParsedRequest.from_message(RankRequest.model_validate(words), {}),
+        parse(words),
     ]
     results = await rank_while_blocked(engine, [(model, parsed) for parsed in requests], backend)
     assert_equal_to_alone(hand_ranker, requests, results)
@@ -167,7 +165,7 @@ async def test_rank_invalid_request_does_not_affect_others_in_batch(
 ) -> None:
     def with_prices(*prices: float) -> ParsedRequest:
         items = {"id": list(range(len(prices))), "features": {"price": list(prices)}}
-        return ParsedRequest.from_message(RankRequest.model_validate({"items": items}), {})
+        return parse({"items": items})
 
     prices = [[1.0, 2.0], [1.0, -3.0], [4.0], [*[1.0] * 70, -3.0]]
     requests = [request(0, 3), *(with_prices(*values) for values in prices)]
@@ -188,7 +186,7 @@ async def test_rank_traces_features_only_if_asked_to(hand_ranker: FrozenRanker, 
         loaded_model(hand_ranker, select_backend(hand_ranker, "torch")),
     )
     try:
-        results = [await engine.rank(model, request(1, count), StageTimer()) for count in (0, 3, 120)]
+        results = [await engine.rank(model, *request(1, count), StageTimer()) for count in (0, 3, 120)]
     finally:
         engine.close()
     for result, count in zip(results, (0, 3, 120), strict=True):

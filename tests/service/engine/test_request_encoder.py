@@ -60,14 +60,14 @@ def requests(draw: st.DrawFn) -> dict[Owner, RawFeatures]:
     user = draw(st.none() | st.integers(0, USERS + 2).map(lambda n: f"u{n}"))
     return {
         "user": RawFeatures([user], draw(columns("user", 1))),
-        "context": RawFeatures(None, draw(columns("context", 1))),
+        "context": RawFeatures([None], draw(columns("context", 1))),
         "item": RawFeatures(ids, draw(columns("item", len(ids)))),
     }
 
 
 def to_table(request: dict[Owner, RawFeatures]) -> pa.Table:
     """The request as rows of a log."""
-    ids, (user,) = request["item"].ids or [], request["user"].ids or [None]
+    ids, (user,) = request["item"].ids, request["user"].ids
     table = {"item_id": to_id_array(ids), "user_id": to_id_array([user] * len(ids))}
     for owner in ("user", "context"):
         table |= {name: pa.array(values * len(ids)) for name, values in request[owner].columns.items()}
@@ -75,14 +75,13 @@ def to_table(request: dict[Owner, RawFeatures]) -> pa.Table:
 
 
 def feature_request(owners: dict[Owner, RawFeatures]) -> FeatureRequest:
-    ids = owners["item"].ids
-    return FeatureRequest(owners, [0 if ids is None else len(ids)])
+    return FeatureRequest(owners, [len(owners["item"])])
 
 
 def item_request(item_features: dict[str, Any]) -> dict[Owner, RawFeatures]:
     """A request of two items and no user."""
     item = RawFeatures([1, 2], item_features)
-    return {"user": RawFeatures([None], {}), "context": RawFeatures(None, {}), "item": item}
+    return {"user": RawFeatures([None], {}), "context": RawFeatures([None], {}), "item": item}
 
 
 def missing_names(encoder: RequestEncoder, batch: RequestBatch) -> list[list[str]]:
@@ -117,7 +116,7 @@ def test_request_encoder_arrow_columns_match_lists(
         arrays = {n: a if pa.types.is_nested(a.type) else a.dictionary_encode() for n, a in arrays.items()}
     readable = encoder.readable["item"]
     columns = {name: to_canonical(array, readable[name]) for name, array in arrays.items()}
-    arrow = request | {"item": RawFeatures(to_id_array(item.ids or []), columns)}
+    arrow = request | {"item": RawFeatures(to_id_array(item.ids), columns)}
     batch, expected = encoder(feature_request(arrow)), encoder(feature_request(request))
     assert_equal_batches(encoder.splitter.merge(batch), encoder.splitter.merge(expected))
     assert missing_names(encoder, batch) == missing_names(encoder, expected)
@@ -129,7 +128,7 @@ def as_arrays(features: RawFeatures) -> RawFeatures:
     for name, values in features.columns.items():
         types = set(map(type, values))
         columns[name] = np.array(values, np.float64) if types and types <= {int, float} else values
-    integers = set(map(type, features.ids or [])) == {int}
+    integers = set(map(type, features.ids)) == {int}
     return RawFeatures(np.array(features.ids, np.int64) if integers else features.ids, columns)
 
 
@@ -163,7 +162,7 @@ def test_request_encoder_missing_features_are_in_schema_order(hand_ranker: Froze
     encoder = RequestEncoder(hand_ranker)
     request: dict[Owner, RawFeatures] = {
         "user": RawFeatures(["nobody"], {"age": [30]}),
-        "context": RawFeatures(None, {"hour": [None]}),
+        "context": RawFeatures([None], {"hour": [None]}),
         "item": RawFeatures([-1, -2], {"genres": [["news"], None], "words": [[], None]}),
     }
     batch = encoder(feature_request(request))
@@ -200,7 +199,7 @@ def test_request_encoder_without_id_features_reports_ids_that_are_in_no_table(ha
     item = RawFeatures([1, -1], {}, {"price": [None, None]})
     request: dict[Owner, RawFeatures] = {
         "user": RawFeatures(["nobody"], {}),
-        "context": RawFeatures(None, {}),
+        "context": RawFeatures([None], {}),
         "item": item,
     }
     batch = encoder(feature_request(request))
@@ -260,7 +259,7 @@ def test_request_encoder_result_does_not_alias_tables(hand_ranker: FrozenRanker)
     encoder = RequestEncoder(hand_ranker)
     ids_only: dict[Owner, RawFeatures] = {
         "user": RawFeatures(["u1"], {}),
-        "context": RawFeatures(None, {}),
+        "context": RawFeatures([None], {}),
         "item": RawFeatures([1, 99], {}),
     }
     before = encoder.splitter.merge(encoder(feature_request(ids_only)))
@@ -285,9 +284,9 @@ def test_request_encoder_concatenated_requests_match_separate_ones(
 ) -> None:
     encoder = RequestEncoder(hand_ranker)
     for part in parts:  # keep only what gives all requests the same signature
-        part["user"] = RawFeatures([str(id_) for id_ in part["user"].ids or []], {})
-        part["context"] = RawFeatures(None, {"tab": part["context"].columns.get("tab", [None])})
-        ids = [int(id_) for id_ in part["item"].ids or []]
+        part["user"] = RawFeatures([str(id_) for id_ in part["user"].ids], {})
+        part["context"] = RawFeatures([None], {"tab": part["context"].columns.get("tab", [None])})
+        ids = [int(id_) for id_ in part["item"].ids]
         part["item"] = RawFeatures(np.array(ids, np.int64) if arrays else ids, {})
     separate = [encoder(feature_request(part)) for part in parts]
     concatenated = FeatureRequest.concat([feature_request(part) for part in parts])

@@ -21,7 +21,7 @@ from tests.support.http_client import send_request
 from tests.support.ports import HOST
 from tests.support.server_thread import server_thread
 
-MAX_TYPES = 17
+MAX_TYPES = 16
 BODY = {"user": {"id": 3}, "items": [{"id": 1}, {"id": 2}]}
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from ranking.schema import CategoricalFeature, NumericFeature, SequenceFeature
 from service.engine.errors import InvalidRequestError
-from service.engine.request import FeatureRequest
-from service.engine.validation import ParsedRequest, Readable, validate
+from service.engine.request import FeatureRequest, RawFeatures
+from service.engine.validation import Readable, validate
 from service.protocol.messages import RankOptions
 
 READABLE: Readable = {
@@ -26,7 +26,7 @@ READABLE: Readable = {
 
 
 def validated(ids: Any, **features: Any) -> FeatureRequest:
-    return validate(ParsedRequest(RankOptions(), ids, features), READABLE)
+    return validate(RankOptions(), RawFeatures(ids, features), READABLE)
 
 
 @pytest.mark.parametrize("column", ["brand", "tags"])

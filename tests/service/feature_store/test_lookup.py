@@ -17,11 +17,11 @@ from service.backends.select import select_backend
 from service.engine.model import LoadedModel
 from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
 from service.engine.request_encoder import RequestEncoder
-from service.engine.validation import ParsedRequest, validate
+from service.engine.validation import validate
 from service.feature_store.key_value_store import Failure, KeyValueStoreError
 from service.feature_store.lookup import CircuitBreaker, StoreLookup
-from service.protocol.messages import RankRequest
 from service.telemetry.metrics import Metrics
+from tests.support.direct_ranking import ParsedRequest, parse
 
 
 class MemoryStore:
@@ -53,10 +53,10 @@ class LookupSetup:
         self._lookup = StoreLookup(self.store, "ranker", CircuitBreaker(failures=3, seconds=60.0), self.metrics)
 
     def look_up(self, request: ParsedRequest) -> StoreFeatures:
-        return asyncio.run(self._lookup.lookup(self.model, request))
+        return asyncio.run(self._lookup.lookup(self.model, *request))
 
     def look_up_and_validate(self, request: ParsedRequest) -> FeatureRequest:
-        return validate(request, self.model.encoder.readable, self.look_up(request))
+        return validate(*request, self.model.encoder.readable, self.look_up(request))
 
     def fallbacks(self) -> dict[str, float]:
         samples = [sample for metric in self.metrics.fallbacks.collect() for sample in metric.samples]
@@ -70,7 +70,7 @@ def setup(hand_ranker: FrozenRanker) -> LookupSetup:
 
 def parsed(user: str | None = "u1", features: dict[str, Any] | None = None, items: Any = None) -> ParsedRequest:
     body = {"user": {"id": user, "features": features or {}}, "items": items or {"id": [1, 2]}}
-    return ParsedRequest.from_message(RankRequest.model_validate(body), {})
+    return parse(body)
 
 
 USER_FEATURES = {"country": "C1", "liked": [], "recent": [], "age": 31}

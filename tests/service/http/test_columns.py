@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.schema import CategoricalFeature, InputFeature, NumericFeature, SequenceFeature
-from service.engine.validation import Candidates
+from service.engine.request import RawFeatures
 from service.engine.values import to_list
 from service.http.columns import read_columns
 from service.protocol.messages import RankRequest
@@ -39,7 +39,7 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
-def read(document: Any, max_length: int = 100) -> tuple[dict[str, Any], Candidates] | None:
+def read(document: Any, max_length: int = 100) -> tuple[dict[str, Any], RawFeatures] | None:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     return read_columns(body, ITEM_FEATURES, 5, max_length)
 
@@ -53,7 +53,8 @@ def test_read_columns_agrees_with_the_general_reader(document: dict[str, Any], a
         pytest.fail("the number of candidates is within the limit")
     if parsed is None:
         return
-    rest, (ids, columns) = parsed
+    rest, candidates = parsed
+    ids, columns = candidates.ids, candidates.columns
     expected = json.loads(body)
     items = expected.pop("items")
     assert rest == expected
@@ -71,7 +72,8 @@ def test_read_columns_numbers_are_arrays_and_other_values_lists() -> None:
     features = {"brand": [1, -(2**63), 2**63 - 1], "price[€]": [1, 2.5, -1e300], "tags": [[1], [], [2, 3]]}
     parsed = read({"items": {"id": [1, 2, 3], "features": features}, "tasks": ["a", "b"], "user": {"id": "[u]"}})
     assert parsed is not None
-    rest, (ids, columns) = parsed
+    rest, candidates = parsed
+    ids, columns = candidates.ids, candidates.columns
     assert rest == {"tasks": ["a", "b"], "user": {"id": "[u]"}}
     assert [type(values) for values in (ids, *columns.values())] == [np.ndarray] * 3 + [list]
     assert {name: to_list(values) for name, values in columns.items()} == features
@@ -83,7 +85,7 @@ def test_read_columns_numbers_are_arrays_and_other_values_lists() -> None:
 def test_read_columns_values_other_than_numbers_are_lists(values: list[Any]) -> None:
     parsed = read({"items": {"id": ["a"], "features": {"brand": values}}})
     assert parsed is not None
-    column = parsed[1][1]["brand"]
+    column = parsed[1].columns["brand"]
     assert column == values
     assert type(column) is list
 

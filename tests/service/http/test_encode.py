@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from service.engine.request import FeatureRequest
+from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import MissingFeatures
 from service.engine.response import PreparedRequest, RankResult
 from service.http.encode import encode_response
@@ -35,8 +35,8 @@ def results(draw: st.DrawFn) -> RankResult:
     missing = MissingFeatures(NAMES, [1, 3], [2, 0], np.array(draw(st.tuples(st.booleans(), st.booleans()))), item_mask)
     scores = draw(arrays.arrays(np.float32, (count, len(tasks)), elements=FLOATS))
     total = draw(arrays.arrays(np.float64, count, elements=st.floats(-1e300, 1e300)))
-    features, weights = FeatureRequest({}, [count]), np.ones(len(tasks))
-    prepared = PreparedRequest(ids, features, tasks, weights, None, False, {}, False, None)
+    features, weights = FeatureRequest({"item": RawFeatures(ids, {})}, [count]), np.ones(len(tasks))
+    prepared = PreparedRequest(features, tasks, weights, None, False, {}, False, None)
     return RankResult(prepared, np.arange(count), total, scores, missing)
 
 

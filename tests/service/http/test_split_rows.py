@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from ranking.schema import CategoricalFeature, InputFeature
 from service.engine.errors import InvalidRequestError
-from service.engine.validation import ParsedRequest
-from service.http.decode import split_rows
+from service.engine.request import RawFeatures
+from service.http.decode import item_columns, split_rows
 from service.protocol.messages import RankOptions, RankRequest
 
 NAMES = ("a", "b", "c")
@@ -32,10 +32,11 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
-def parse_with_messages(document: Any) -> ParsedRequest | None:
+def parse_with_messages(document: Any) -> tuple[RankOptions, RawFeatures] | None:
     """Parse a request with a message per item; None if it is not valid."""
     try:
-        return ParsedRequest.from_message(RankRequest.model_validate(document), ITEM_FEATURES)
+        message = RankRequest.model_validate(document)
+        return message, item_columns(message, ITEM_FEATURES)
     except (ValidationError, InvalidRequestError):
         return None
 
@@ -52,18 +53,19 @@ def test_split_rows_agrees_with_the_messages(document: dict[str, Any]) -> None:
         with pytest.raises(ValidationError):
             RankOptions.model_validate(rest)
         return
-    assert candidates == (expected.ids, expected.features)
-    assert RankOptions.model_validate(rest).top_n == expected.options.top_n
+    options, items = expected
+    assert candidates == items
+    assert RankOptions.model_validate(rest).top_n == options.top_n
 
 
 def test_split_rows_absent_feature_is_none() -> None:
     items = [{"id": 1, "features": {"a": 1, "b": [2]}}, {"id": "2"}, {"id": 3, "features": {"c": None}}]
     split = split_rows({"items": items, "tasks": ["click"]}, ITEM_FEATURES)
     assert split is not None
-    rest, (ids, features) = split
+    rest, candidates = split
     assert rest == {"tasks": ["click"]}
-    assert ids == [1, "2", 3]
-    assert features == {"a": [1, None, None], "b": [[2], None, None], "c": [None, None, None]}
+    assert candidates.ids == [1, "2", 3]
+    assert candidates.columns == {"a": [1, None, None], "b": [[2], None, None], "c": [None, None, None]}
 
 
 @pytest.mark.parametrize("document", [None, [], 3, {}, {"items": {"id": [1]}}])

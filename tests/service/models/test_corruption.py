@@ -11,10 +11,9 @@ import numpy as np
 
 from ranking.artifacts.atomic_files import files_in
 from service.engine.engine import Engine
-from service.engine.validation import ParsedRequest
-from service.protocol.messages import RankRequest
 from service.telemetry.stage_timer import StageTimer
 from tests.service.models.conftest import Service
+from tests.support.direct_ranking import parse
 
 POSITIONS = 50
 SEPARATORS = (b"\r", b"\x0b", b"\x1c", b"\x85", b"\0", b" ")
@@ -72,8 +71,8 @@ def scores(service: Service) -> np.ndarray:
     """Score some candidates with the current version."""
     engine = Engine(500, service.metrics)
     request = {"user": {"id": "u3"}, "items": [{"id": f"v{i}"} for i in range(9)]}
-    parsed = ParsedRequest.from_message(RankRequest.model_validate(request), {})
+    parsed = parse(request)
     try:
-        return asyncio.run(engine.rank(service.models.get("feed").current, parsed, StageTimer())).scores
+        return asyncio.run(engine.rank(service.models.get("feed").current, *parsed, StageTimer())).scores
     finally:
         engine.close()

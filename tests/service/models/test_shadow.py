@@ -15,12 +15,11 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.engine.engine import Engine
 from service.engine.errors import InvalidRequestError
-from service.engine.validation import ParsedRequest
 from service.models.shadow import MAX_QUEUED_REQUESTS, ShadowRequest, ShadowScorer
-from service.protocol.messages import RankRequest
 from service.settings import Settings
 from service.telemetry.stage_timer import StageTimer
 from tests.service.models.conftest import Service
+from tests.support.direct_ranking import ParsedRequest, parse
 from tests.support.metrics import metrics_of
 from tests.support.waiting import wait_until
 
@@ -50,7 +49,7 @@ def shadows(service: Service, engine: Engine) -> ShadowScorer:
 
 def parsed_request(**options: Any) -> ParsedRequest:
     body = {"user": {"id": "u3"}, "items": [{"id": f"v{i}"} for i in range(9)]}
-    return ParsedRequest.from_message(RankRequest.model_validate(body | options), {})
+    return parse(body | options)
 
 
 async def queue_empty(shadows: ShadowScorer) -> None:
@@ -65,8 +64,8 @@ async def rank_and_submit(
     """Rank a request with the current version and submit it to the shadow scorer."""
     routing = service.models.get("feed")
     assert routing.shadow is not None
-    result = await engine.rank(routing.current, request, StageTimer())
-    shadow_request = ShadowRequest(routing.shadow, request, result, "1")
+    result = await engine.rank(routing.current, *request, StageTimer())
+    shadow_request = ShadowRequest(routing.shadow, *request, result, "1")
     shadows.submit(shadow_request)
     return shadow_request
 
@@ -79,7 +78,7 @@ async def test_shadow_records_score_differences_of_the_returned_candidates(
     shadow_request = await rank_and_submit(service, engine, shadows, request)
     await queue_empty(shadows)
     shadow_result = await engine.rank(
-        shadow_request.shadow, parsed_request(tasks=options.get("tasks")), StageTimer(), counted=False
+        shadow_request.shadow, *parsed_request(tasks=options.get("tasks")), StageTimer(), counted=False
     )
     rows = [shadow_result.ids.index(item) for item in shadow_request.result.ids]
     assert service.metric(COUNT("scored")) == 1
@@ -95,7 +94,7 @@ async def test_shadow_drops_requests_while_the_engine_is_busy(
     service: Service, engine: Engine, shadows: ShadowScorer
 ) -> None:
     await rank_and_submit(service, engine, shadows, parsed_request())
-    ranking = asyncio.create_task(engine.rank(service.models.get("feed").current, parsed_request(), StageTimer()))
+    ranking = asyncio.create_task(engine.rank(service.models.get("feed").current, *parsed_request(), StageTimer()))
     await asyncio.gather(queue_empty(shadows), ranking)
     assert service.metric(COUNT("dropped")) == 1
     assert not service.metric(COUNT("scored")) > 0
@@ -121,10 +120,10 @@ async def test_failing_shadow_is_logged_once_without_values(
 ) -> None:
     rank = engine.rank
 
-    async def failing_rank(model: Any, request: ParsedRequest, timer: StageTimer, **options: Any) -> Any:
+    async def failing_rank(model: Any, *request: Any, **options: Any) -> Any:
         if model.version == "2":
             raise InvalidRequestError("items.price", "secret")
-        return await rank(model, request, timer, **options)
+        return await rank(model, *request, **options)
 
     monkeypatch.setattr(engine, "rank", failing_rank)
     caplog.set_level(logging.WARNING)
