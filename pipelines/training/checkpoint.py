@@ -234,6 +234,24 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, names: 
     return state
 
 
+def random_states(context: DistContext) -> dict[str, Tensor]:
+    """Return the states of this rank's random number generators by name: that of the CPU and that of its GPU."""
+    name = f"random.{context.rank}"
+    states = {name: torch.get_rng_state()}
+    if context.device.type == "cuda":
+        states[f"{name}.cuda"] = torch.cuda.get_rng_state(context.device)
+    return states
+
+
+def restore_random_states(states: dict[str, Tensor], context: DistContext) -> None:
+    """Restore the states that ``random_states`` returned."""
+    for name, state in states.items():
+        if name.endswith(".cuda"):
+            torch.cuda.set_rng_state(state, context.device)
+        else:
+            torch.set_rng_state(state)
+
+
 def _root_cause(error: BaseException) -> str:
     """Return the message of the first error that torch.distributed.checkpoint wraps."""
     if isinstance(error, CheckpointException):

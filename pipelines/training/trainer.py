@@ -21,6 +21,8 @@ from pipelines.training.checkpoint import (
     dense_state,
     optimizer_state,
     parameters_with_state,
+    random_states,
+    restore_random_states,
 )
 from pipelines.training.dataloader import BatchLoader, EpochSlice
 from pipelines.training.distributed import DistContext
@@ -311,14 +313,6 @@ class Trainer:
             "evaluated": self._experts_evaluated,
         }
 
-    def _random_states(self) -> dict[str, Tensor]:
-        """Return the states of this rank's random number generators by name: that of the CPU and that of its GPU."""
-        name, device = f"random.{self._context.rank}", self._context.device
-        states = {name: torch.get_rng_state()}
-        if device.type == "cuda":
-            states[f"{name}.cuda"] = torch.cuda.get_rng_state(device)
-        return states
-
     def _save_checkpoint(self, remaining: list[EpochSlice], *, final: bool) -> None:
         """Write a checkpoint whose epoch continues with the remaining slices."""
         optimized = parameters_with_state(self._objective, self._optimizer)
@@ -336,7 +330,7 @@ class Trainer:
             "improved": self._improved,
             "optimised": optimized,
         }
-        tensors = self._checkpoint_tensors(optimized) | self._random_states()
+        tensors = self._checkpoint_tensors(optimized) | random_states(self._context)
         self._checkpoints.save(self._step, tensors, state)
 
     def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -346,13 +340,9 @@ class Trainer:
             distill(model, self._optimizer)
         keep_experts(model, self._optimizer, state["experts"])
         writer = (state["world"], state.get("device", "cpu"))
-        random = self._random_states() if writer == (self._context.world_size, self._context.device.type) else {}
+        random = random_states(self._context) if writer == (self._context.world_size, self._context.device.type) else {}
         checkpoint.load(self._checkpoint_tensors(state["optimised"]) | random)
-        for name, generator_state in random.items():
-            if name.endswith(".cuda"):
-                torch.cuda.set_rng_state(generator_state, self._context.device)
-            else:
-                torch.set_rng_state(generator_state)
+        restore_random_states(random, self._context)
         self.schedule.restore(state["convergence"], model.gate)
         self._step, self._epoch = state["step"], state["epoch"]
         self._slices = [EpochSlice(*numbers) for numbers in state["pieces"]]

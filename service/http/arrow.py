@@ -25,7 +25,7 @@ from service.engine.response import RankResult
 from service.engine.validation import require_known
 from service.engine.values import Values, to_numpy
 from service.http.arrow_ipc import declared_sizes
-from service.protocol.problems import Problem, malformed, too_many_candidates
+from service.protocol.problems import MAX_QUOTED_LENGTH, Problem, malformed, too_many_candidates
 
 REQUEST, RESPONSE = b"request", b"response"
 """Keys of a schema's metadata that hold the JSON of all other fields."""
@@ -117,7 +117,9 @@ def _check_columns(schema: pa.Schema, id_column: str, item_features: Mapping[str
             raise InvalidRequestError(field, f"the stream has {count} columns '{name}': send one")
         dtype = schema.field(name).type
         if not (_is_single(dtype) or (name != id_column and _is_any_list(dtype) and _is_single(dtype.value_type))):
-            raise InvalidRequestError(field, f"holds {dtype!s:.80}: send numbers, integers, strings, or lists of those")
+            raise InvalidRequestError(
+                field, f"holds {dtype!s:.{MAX_QUOTED_LENGTH}}: send numbers, integers, strings, or lists of those"
+            )
 
 
 def _is_single(dtype: pa.DataType) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal
 import xxhash
 
 from service.engine.model import LoadedModel
+from service.protocol.problems import MAX_QUOTED_LENGTH
 
 Role = Literal["current", "fallback", "canary", "shadow"]
 
@@ -61,10 +62,6 @@ class ModelRouting:
         key = f"{self.canary.name}\0{self.canary.version}\0{request_id if user is None else user}"
         share = xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass")) / HASH_RANGE
         return self.canary if share < self.weight else self.current
-
-
-MAX_NAME_LENGTH = 80
-"""Number of characters of an unknown name that an error shows."""
 
 
 class ModelNotFoundError(Exception):
@@ -128,7 +125,7 @@ class ModelRegistry:
         if version not in versions:
             served = ", ".join(sorted(versions, key=int))
             raise ModelNotFoundError(
-                f"version {version:.{MAX_NAME_LENGTH}} of '{name}' is not served; served: {served}"
+                f"version {version:.{MAX_QUOTED_LENGTH}} of '{name}' is not served; served: {served}"
             )
         return versions[version]
 
@@ -168,5 +165,5 @@ class ModelRegistry:
         if not self.ready:
             return ModelUnavailableError(LOADING)
         return ModelNotFoundError(
-            f"no model '{name:.{MAX_NAME_LENGTH}}' is served; served: {', '.join(self._routings)}"
+            f"no model '{name:.{MAX_QUOTED_LENGTH}}' is served; served: {', '.join(self._routings)}"
         )

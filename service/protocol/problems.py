@@ -21,6 +21,8 @@ RETRY_AFTER = {"Retry-After": str(RETRY_AFTER_SECONDS)}
 OPEN_INFERENCE_ROOT = "/v2"
 """Path of the metadata of the service in the Open Inference Protocol."""
 
+MAX_QUOTED_LENGTH = 80
+"""Maximum number of characters that an error quotes of a name or a value in a request."""
 MAX_VALIDATION_ERRORS = 20_000
 """Maximum number of validation errors that are listed; listing more takes seconds."""
 MAX_NAMED_FIELDS = 100
@@ -159,7 +161,8 @@ def body_too_large(limit: int) -> Problem:
 
 def encoded_body(encoding: str) -> Problem:
     """Build the 415 problem for a body with a content coding, such as gzip."""
-    detail = f"Content-Encoding is {encoding!r:.80}: send the body without compression and without this header"
+    quoted = f"{encoding!r:.{MAX_QUOTED_LENGTH}}"
+    detail = f"Content-Encoding is {quoted}: send the body without compression and without this header"
     return Problem(415, detail, headers={"Accept-Encoding": "identity"})
 
 

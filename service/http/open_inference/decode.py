@@ -19,6 +19,7 @@ from service.http.open_inference.metadata import SHARED, output_names
 from service.http.open_inference.tensors import INTEGERS, Elements
 from service.protocol.messages import MAX_DEADLINE_MS, RankOptions
 from service.protocol.open_inference import SCORE, InferRequest, InputTensor
+from service.protocol.problems import MAX_QUOTED_LENGTH
 
 BINARY_OUTPUT, DEADLINE, TIMEOUT, TIME, OBJECTIVE = "binary_data_output", "deadline_ms", "timeout", "time", "objective."
 """Parameters of a request; ``OBJECTIVE`` is followed by the name of a task."""
@@ -155,7 +156,7 @@ def _outputs(request: InferRequest, model: LoadedModel) -> dict[str, bool]:
     for output in request.outputs:
         if output.name not in names or output.name in outputs:
             reason = "is requested twice" if output.name in outputs else f"unknown output: send {', '.join(names)}"
-            raise InvalidRequestError(f"outputs.{output.name:.80}", reason)
+            raise InvalidRequestError(f"outputs.{output.name:.{MAX_QUOTED_LENGTH}}", reason)
         choice = output.parameters.binary_data
         outputs[output.name] = binary if choice is None else choice
     if not outputs:
@@ -179,7 +180,7 @@ def _options(request: InferRequest) -> dict[str, Any]:
             options[name] = value
         elif name != BINARY_OUTPUT:
             known = f"{BINARY_OUTPUT}, {DEADLINE}, {TIMEOUT}, {TIME} or {OBJECTIVE}TASK"
-            raise InvalidRequestError(f"parameters.{name:.80}", f"unknown parameter: send {known}")
+            raise InvalidRequestError(f"parameters.{name:.{MAX_QUOTED_LENGTH}}", f"unknown parameter: send {known}")
     if objective:
         options["objective"] = objective
     return options

@@ -8,17 +8,14 @@ from contextlib import contextmanager
 
 from ranking.schema import Columns
 from service.engine.errors import InvalidRequestError
-from service.protocol.problems import FieldError, Problem, invalid_fields
-
-MAX_NAME_LENGTH = 80
-"""Number of characters of the name of a tensor that an error shows."""
+from service.protocol.problems import MAX_QUOTED_LENGTH, FieldError, Problem, invalid_fields
 
 _VALUE = re.compile(r"(?:(?P<user>user)|items(?P<row>\[\d+\])?)\.(?:id|features\.(?P<feature>.+))", re.DOTALL)
 
 
 def tensor_path(name: str) -> str:
     """Return the path of an input tensor in errors."""
-    return f"inputs.{name:.{MAX_NAME_LENGTH}}"
+    return f"inputs.{name:.{MAX_QUOTED_LENGTH}}"
 
 
 @contextmanager
