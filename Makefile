@@ -44,7 +44,10 @@ test-fast: .venv/dev
 test-all: PYTEST += --hypothesis-profile random
 test-all: export TEST_TIMEOUT_FACTOR ?= 5
 test-all: test .venv/engines/ready
-	$(PYTEST) -m nightly --keep=test-report/nightly
+	failed=0; \
+	$(PYTEST) -m "nightly and not system" $(PARALLEL) --keep=test-report/nightly || failed=1; \
+	$(PYTEST) -m "nightly and system" --keep=test-report/nightly-system || failed=1; \
+	cat test-report/nightly*/summary.txt; exit $$failed
 
 # Prints the line coverage of `make test-all` by package.
 coverage: PYTEST := $(BIN)/coverage run -m pytest

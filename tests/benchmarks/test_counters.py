@@ -77,6 +77,7 @@ def test_table_has_the_paired_difference_of_the_models(run: RunFolder, config: C
     assert f"| click | logloss | {loss} | {loss} | +0.0000 [+0.0000, +0.0000] |" in text
 
 
+@pytest.mark.nightly(short="test_table_has_the_paired_difference_of_the_models")
 def test_lightgbm_is_chosen_on_the_validation_split_and_scores_the_rows_of_the_run(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ QUICK = ("counters=[]", "evaluation.bootstrap=0", "training.checks_per_epoch=1",
 RATE = "training.learning_rate.trunk"
 
 
+@pytest.mark.nightly(short="test_tune_takes_the_lowest_mean_validation_loss_among_the_allowed_trials")
 def test_measure_returns_the_results_and_removes_the_run(logs: Path, tmp_path: Path) -> None:
     outcome = measure(load_config(logs / "ranker.toml", QUICK), tmp_path / "run")
     assert outcome.evaluation is not None
@@ -22,6 +23,7 @@ def test_measure_returns_the_results_and_removes_the_run(logs: Path, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.nightly(short="test_tune_takes_the_lowest_mean_validation_loss_among_the_allowed_trials")
 def test_training_without_the_test_split_has_no_evaluation_and_the_same_validation_loss(
     logs: Path, tmp_path: Path
 ) -> None:

@@ -10,9 +10,7 @@ import pytest
 from pipelines.config.config import Config, load_config
 
 
-@pytest.mark.nightly(
-    short="tests/benchmarks/test_counters.py::test_lightgbm_is_chosen_on_the_validation_split_and_scores_the_rows_of_the_run"
-)
+@pytest.mark.nightly(short="tests/benchmarks/test_counters.py::test_table_has_the_paired_difference_of_the_models")
 def test_table_compares_the_ranking_loss_with_lightgbm_on_rows_and_on_the_order(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

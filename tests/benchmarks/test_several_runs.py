@@ -12,6 +12,7 @@ from pipelines.config.config import Config
 from pipelines.runs.run import RunFolder
 
 
+@pytest.mark.nightly(short="test_distilled_model_has_a_group_as_teachers")
 def test_table_compares_means_and_distilled_models_with_single_runs(
     config: Config,
     run: RunFolder,

@@ -31,7 +31,7 @@ class LoadGenerator:
         self._thread.join()
 
     def _send_requests(self) -> None:
-        while not self._stopped.wait(0.02):
+        while not self._stopped.wait(0.2):
             send_request(self._url, self._body)
 
 

@@ -57,6 +57,7 @@ def test_backup_restores_all_versions_and_the_release(folder: Path) -> None:
     assert json.loads((restored / "current.json").read_text())["version"] == 2
 
 
+@pytest.mark.nightly(short="test_backup_restores_all_versions_and_the_release")
 def test_backup_without_current_file_is_released_again_and_damage_is_reported(folder: Path) -> None:
     (folder / "repository" / "feed" / "current.json").unlink()
     (folder / "repository" / "feed" / "1" / "manifest.json").write_text("{}")

@@ -69,6 +69,7 @@ def start_two_workers(bundle: Path, log: Path, out: Path) -> tuple[subprocess.Po
     return process, children.read_text().split()
 
 
+@pytest.mark.nightly(short="test_workers_end_with_a_process_that_is_terminated")
 def test_interrupted_processes_end_without_a_trace(bundle: Path, logs: Path, tmp_path: Path) -> None:
     """Ctrl-C in a terminal is sent to the workers, too."""
     process, workers = start_two_workers(bundle, logs / "log", tmp_path / "scores")
@@ -125,7 +126,7 @@ def test_engine_gives_the_scores_of_one_process(engine: str, bundle: Path, logs:
 
 
 @pytest.mark.nightly(
-    short="tests/pipelines/evaluation/test_predict.py::test_evaluate_with_workers_prints_the_measures_of_one_process"
+    short="tests/pipelines/evaluation/test_predict.py::test_parts_have_the_predictions_of_the_whole_log"
 )
 @pytest.mark.parametrize("engine", ["ray", "spark"])
 def test_engine_gives_the_measures_of_one_process(engine: str, run: RunFolder) -> None:

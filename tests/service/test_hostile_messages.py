@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.http.decode import MIN_COLUMNS_BYTES
@@ -33,7 +33,8 @@ from tests.support.processes import ServiceProcess, running_service
 from tests.support.rank_request import rank
 
 COUNT = pytest.mark.parametrize(
-    "count", [pytest.param(300, marks=pytest.mark.system), pytest.param(3_500, marks=pytest.mark.nightly)]
+    "count",
+    [pytest.param(300, marks=pytest.mark.system), pytest.param(3_500, marks=[pytest.mark.system, pytest.mark.nightly])],
 )
 CLIENTS = 24
 LIMITS = {"read_seconds": 0.3, "keep_alive_seconds": 0.3}
@@ -488,7 +489,6 @@ def assert_documented_responses(client: TestClient, document: dict[str, Any], bo
         assert response.status_code == 400 or large.content == response.content
 
 
-@settings(max_examples=200)
 @given(body=mutated_json(), accept=st.sampled_from([JSON, ARROW]))
 def test_mutated_json_has_a_documented_response_of_both_readers(
     client: TestClient, document: dict[str, Any], body: bytes, accept: str

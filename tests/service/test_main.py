@@ -41,7 +41,7 @@ def test_workers_share_a_port_and_a_killed_worker_is_replaced(repository: Path, 
         assert not service.ready()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_service_with_onnxruntime_backend_does_not_load_pytorch_and_logs_each_address_once(
     repository: Path, request_body: dict[str, Any], workers: int
 ) -> None:
@@ -57,6 +57,9 @@ def test_service_with_onnxruntime_backend_does_not_load_pytorch_and_logs_each_ad
     assert output.count(f"serving metrics and admin operations on http://127.0.0.1:{service.operations_port},") == 1
 
 
+@pytest.mark.nightly(
+    short="tests/service/models/test_object_storage.py::test_service_serves_releases_from_object_storage"
+)
 def test_workers_share_a_copy_of_a_repository_in_object_storage(
     repo: Path, location: str, request_body: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -104,10 +104,10 @@ assert not any(name.split(".")[0] in (*sys.argv[3:], "pipelines") for name in sy
 """
 
 
-def test_serving_imports_neither_pytorch_nor_torchrec_nor_pipelines(
+def test_serving_imports_no_library_for_training_nor_pipelines(
     client: TestClient, repository: Path, request_body: dict[str, Any]
 ) -> None:
-    absent = ("torch", "torchrec", "fbgemm_gpu")
+    absent = ("torch", "torchrec", "fbgemm_gpu", "sklearn")
     command = [sys.executable, "-c", WITHOUT_MODULES, str(repository), json.dumps(request_body), *absent]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

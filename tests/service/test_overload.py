@@ -87,6 +87,7 @@ def test_overload_loses_no_request(reference: Path) -> None:
     check_overload(run_turn(measure_overload, reference, 1.5, retrying_clients=(600,)))
 
 
+@pytest.mark.system
 @pytest.mark.nightly(short="test_overload_loses_no_request")
 def test_overload_at_five_times_the_capacity_keeps_the_throughput(reference: Path) -> None:
     def check() -> None:
@@ -106,6 +107,7 @@ def test_overload_at_five_times_the_capacity_keeps_the_throughput(reference: Pat
     repeat_until_passed(check)
 
 
+@pytest.mark.system
 @pytest.mark.nightly(short="test_attack_takes_bounded_memory_and_no_answer_from_others")
 def test_attacks_do_not_degrade_other_clients(reference: Path) -> None:
     def check() -> None:
@@ -190,7 +192,9 @@ class RunningAttack:
     ("attack", "reason"),
     [
         *(pytest.param(*values, id=name, marks=pytest.mark.system) for name, values in MATRIX.items()),
-        pytest.param(*FEEDBACK_BODIES, id="feedback bodies that never end", marks=pytest.mark.nightly),
+        pytest.param(
+            *FEEDBACK_BODIES, id="feedback bodies that never end", marks=[pytest.mark.system, pytest.mark.nightly]
+        ),
     ],
 )
 def test_attack_takes_bounded_memory_and_no_answer_from_others(

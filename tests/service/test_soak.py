@@ -96,7 +96,7 @@ def resident_kb_and_open_files(service: ServiceProcess) -> tuple[int, int]:
     ("seconds", "workers"),
     [
         pytest.param(2.0, 2, marks=pytest.mark.system),
-        *(pytest.param(SECONDS, workers, marks=pytest.mark.nightly) for workers in (1, 2)),
+        *(pytest.param(SECONDS, workers, marks=[pytest.mark.system, pytest.mark.nightly]) for workers in (1, 2)),
     ],
 )
 def test_service_under_mixed_traffic_leaks_neither_memory_nor_files(

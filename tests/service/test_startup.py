@@ -72,6 +72,7 @@ main.CHECK_SECONDS = admin.REPOSITORY_SECONDS = watcher.STOP_SECONDS = 0.5
 """
 
 
+@pytest.mark.nightly(short="test_service_is_alive_at_once_and_ready_when_models_are_loaded")
 def test_service_with_a_damaged_version_is_alive_and_becomes_ready_when_it_is_repaired(
     repository: Path, tmp_path: Path
 ) -> None:

@@ -42,7 +42,8 @@ def send_requests(url: str, requests: list[ExpectedRanking], rounds: int, failed
 
 
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(2, marks=pytest.mark.system), pytest.param(15, marks=pytest.mark.nightly)]
+    "rounds",
+    [pytest.param(2, marks=pytest.mark.system), pytest.param(15, marks=[pytest.mark.system, pytest.mark.nightly])],
 )
 def test_responses_under_load_are_correct_and_belong_to_their_requests(
     repository: Path, ranker: FrozenRanker, rounds: int

@@ -42,12 +42,14 @@ def test_training_lowers_the_error(digits: Images, gate: str | None) -> None:
     assert measure(fitted(digits, gate), digits)["error"] < 0.6  # By chance: 0.9.
 
 
+@pytest.mark.nightly(short="test_training_lowers_the_error")
 def test_importance_penalty_raises_the_utilization(digits: Images) -> None:
     free, balanced = (fitted(digits, "softmax", "importance", weight) for weight in (0.0, 10.0))
     assert measure(balanced, digits)["utilization"] > measure(free, digits)["utilization"]
     assert measure(balanced, digits)["utilization"] > 0.95 * torch.tensor(5.0).log2()
 
 
+@pytest.mark.nightly(short="test_training_lowers_the_error")
 def test_distilling_fixes_the_experts_and_trains_the_gate(digits: Images) -> None:
     torch.manual_seed(0)
     model = ImageMixture(MNIST.architecture, "attentive")

@@ -18,8 +18,8 @@ RAW = {"movielens": write_raw} | dict.fromkeys(("vision", "decomposition", "spec
 """Functions that write the original data that the quick form of an experiment needs."""
 
 
-LONG = ("recommender", "movielens")
-"""Experiments whose quick form trains the product for half a minute."""
+LONG = ("recommender", "movielens", "vision", "specialization")
+"""Experiments whose quick form takes more than 5 s."""
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.papers.specialization import METHODS, ROWS, TRIALS, claims, experts_used, format_tables, plot, run
 from tests.benchmarks.papers.image_files import write_cifar, write_digits
 
@@ -17,6 +19,7 @@ def test_every_method_has_the_same_number_of_trials() -> None:
     assert len({len(TRIALS[method.penalty]) for method in METHODS.values()}) == 1
 
 
+@pytest.mark.nightly(short="test_experts_with_few_images_are_not_used")
 def test_cifar_is_measured_where_its_files_are(tmp_path: Path) -> None:
     for name in ("mnist", "fashion-mnist"):
         write_digits(tmp_path / name, {"train": 8, "t10k": 2})

@@ -55,6 +55,7 @@ def test_experts_without_weight_are_not_evaluated(digits: Images) -> None:
     assert torch.allclose(problems.losses(by_example, "test", rows), expected, atol=1e-6)
 
 
+@pytest.mark.nightly(short="test_experts_without_weight_are_not_evaluated")
 def test_training_raises_the_accuracy_of_both_tasks(digits: Images) -> None:
     data = splits(digits, 200)
     method = Method("x", METHODS[0].gate, 0.01, 0.003, METHODS[0].convergence)

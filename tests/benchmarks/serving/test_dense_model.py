@@ -58,6 +58,7 @@ def test_without_split_shares_nothing_and_scores_like_the_bundle(ranker: FrozenR
     assert np.abs(scores - select_backend(ranker, "torch").scores(batch, tasks)).max() < 1e-5
 
 
+@pytest.mark.nightly(short="test_dense_model_scores_like_the_bundle")
 def test_dense_variants_of_a_trained_bundle_score_like_it(bundle: Path) -> None:
     trained = bundles.load(bundle)
     batch = Requests(trained, bundle).encoded(20)
@@ -70,6 +71,7 @@ def test_dense_variants_of_a_trained_bundle_score_like_it(bundle: Path) -> None:
         assert (model(inputs) - trained.graph(inputs, tasks)).abs().max() < 1e-4
 
 
+@pytest.mark.nightly(short="test_dense_model_scores_like_the_bundle")
 def test_dense_model_of_a_per_example_gate_raises(bundle_of: Callable[[str], Path]) -> None:
     with pytest.raises(ValueError, match="per-example"):
         dense_model(bundles.load(bundle_of("dselect_k per example")))

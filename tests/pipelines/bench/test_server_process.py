@@ -100,6 +100,7 @@ def test_server_process_that_does_not_start_raises_with_its_output() -> None:
         pass
 
 
+@pytest.mark.nightly(short="tests/pipelines/bench/test_command.py::test_bench_measures_a_users_bundle")
 def test_service_process_reports_its_stages(ranker: FrozenRanker, reference: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     publish(reference, repository)

@@ -614,6 +614,7 @@ folder, out = sys.argv[1:]
 day = f"{folder}/logs/log/date=2026-01-10"
 assert main(["score", f"{folder}/bundle", "--logs", day, "--out", f"{out}/scores.parquet"]) == 0
 assert main(["publish", f"{folder}/bundle", f"{out}/repository"]) == 0
+assert "sklearn" not in sys.modules
 assert main(["evaluate", f"{folder}/bundle", "--logs", day]) == 0
 assert main(["serve", f"{out}/empty"]) == 1
 sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))

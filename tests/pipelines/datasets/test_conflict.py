@@ -130,6 +130,7 @@ def validation_loss(model: Bottoms, x: Tensor, labels: Tensor, epochs: int = 3, 
         return float(F.binary_cross_entropy_with_logits(model(x[rows:]), labels[rows:]))
 
 
+@pytest.mark.nightly(short="test_generated_configuration_trains")
 def test_separate_bottoms_of_equal_cost_are_better_in_conflict_and_worse_without(tmp_path: Path) -> None:
     """Takes about 6 s: protects what the log is for, tasks that harm each other in a shared network."""
     differences = {}

@@ -155,7 +155,7 @@ def test_metric_difference_of_an_undefined_metric_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "positives", [2, 10, *(pytest.param(positives, marks=pytest.mark.nightly) for positives in (5, 30, 300))]
+    "positives", [2, *(pytest.param(positives, marks=pytest.mark.nightly) for positives in (5, 10, 30, 300))]
 )
 def test_equal_models_have_a_winner_in_five_percent_of_the_logs(positives: int) -> None:
     """Protects against false certainty with few positives, by simulation: 900 rows of 300 users, 250 logs."""
@@ -179,7 +179,7 @@ def test_equal_models_have_a_winner_in_five_percent_of_the_logs(positives: int) 
     assert max(winners.values()) <= 0.07 * 250
 
 
-@pytest.mark.parametrize("users", [2, 5, *(pytest.param(users, marks=pytest.mark.nightly) for users in (10, 30))])
+@pytest.mark.parametrize("users", [2, *(pytest.param(users, marks=pytest.mark.nightly) for users in (5, 10, 30))])
 def test_equal_regressions_have_a_winner_in_five_percent_of_the_logs(users: int) -> None:
     """Protects against false certainty with few labels, by simulation: one row per user, 250 logs."""
     random = np.random.default_rng(users)
@@ -260,6 +260,7 @@ def test_compare_runs_in_either_order_names_the_same_better_run(
     assert forward["interval"] == pytest.approx([-end for end in reversed(reverse["interval"])])
 
 
+@pytest.mark.nightly(short="test_compare_runs_returns_every_metric_of_every_shared_task")
 def test_compare_runs_returns_narrower_intervals_than_two_evaluations(
     with_tab: RunFolder, train_run: Callable[..., RunFolder]
 ) -> None:

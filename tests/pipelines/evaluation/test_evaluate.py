@@ -346,6 +346,7 @@ def test_evaluate_a_share_of_the_users_reads_their_rows_only(
     assert f"{rows_of_day:,} rows of 50 % of the users; " in capsys.readouterr().out
 
 
+@pytest.mark.nightly(short="test_evaluate_a_share_of_the_users_reads_their_rows_only")
 def test_configured_share_of_the_users_applies_to_run_bundle_and_report(copied_run: RunFolder, tmp_path: Path) -> None:
     text = re.sub(r"(?m)^users = 1\.0$", "users = 0.4", copied_run.config.read_text())
     copied_run.config.write_text(text)
@@ -359,6 +360,7 @@ def test_configured_share_of_the_users_applies_to_run_bundle_and_report(copied_r
     assert f"{evaluation['rows']:,} rows of 40 % of the users." in text
 
 
+@pytest.mark.nightly(short="test_evaluate_a_share_of_the_users_reads_their_rows_only")
 def test_importance_of_a_share_of_the_users_uses_their_rows(
     bundle: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

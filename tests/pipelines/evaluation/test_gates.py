@@ -64,9 +64,11 @@ MEASURES = {
     "frozen_of_dense",
 }
 
-every_gate = pytest.mark.parametrize("gate", GATES)
-SLOWEST_CHECKED = {"dselect_k", "top_k per example"}
-"""Gates that the slowest test checks in every run: one selection for all rows, and one for each row."""
+ALWAYS_CHECKED = {"dselect_k", "top_k per example"}
+"""Gates that each run of the tests checks: one selection for all rows, and one for each row."""
+every_gate = pytest.mark.parametrize(
+    "gate", [pytest.param(gate, marks=[] if gate in ALWAYS_CHECKED else pytest.mark.nightly) for gate in GATES]
+)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -298,9 +300,7 @@ class TestGateMetrics:
             assert max(of_mean - mean for of_mean, mean in entropies) > 1e-7, gate
             assert max(value or 0.0 for value in result["mutual_information"].values()) > 1e-9, gate
 
-    @pytest.mark.parametrize(
-        "gate", [pytest.param(gate, marks=[] if gate in SLOWEST_CHECKED else pytest.mark.nightly) for gate in GATES]
-    )
+    @every_gate
     def test_gate_metrics_of_run_and_bundle_agree(
         self, run_of: RunOf, bundle_of: BundleOf, logs: Path, gate: str
     ) -> None:

@@ -107,6 +107,7 @@ def test_parts_have_the_predictions_of_the_whole_log(
         assert warnings(capsys.readouterr().err) == messages
 
 
+@pytest.mark.nightly(short="test_parts_have_the_predictions_of_the_whole_log")
 def test_parts_of_a_share_of_the_users_in_a_time_range_have_their_predictions(source: Scorer, parted: Path) -> None:
     log_range = LogRange(parted, TimeRange(until=datetime(2026, 1, 10, 12)), users=0.5)
     some = predict(source, log_range, SLICES)
@@ -114,6 +115,7 @@ def test_parts_of_a_share_of_the_users_in_a_time_range_have_their_predictions(so
     assert_same(predict(source, log_range, SLICES, engine=map), some)
 
 
+@pytest.mark.nightly(short="test_parts_have_the_predictions_of_the_whole_log")
 def test_parts_of_a_per_example_gate_have_its_statistics(run_of: Callable[[str], RunFolder], parted: Path) -> None:
     (source,) = run_scorers(run_of("dselect_k per example"))
     whole, parts = (predict(source, LogRange(parted), engine=engine) for engine in (None, map))
@@ -121,6 +123,7 @@ def test_parts_of_a_per_example_gate_have_its_statistics(run_of: Callable[[str],
     assert parts.gates.to_json() == whole.gates.to_json()
 
 
+@pytest.mark.nightly(short="test_parts_have_the_predictions_of_the_whole_log")
 def test_parts_have_the_predictions_of_the_baselines(run: RunFolder) -> None:
     (source,) = run_scorers(run)
     source = dataclasses.replace(source, settings=source.settings.model_copy(update={"bootstrap": 10}))
@@ -145,6 +148,7 @@ def test_parts_leave_out_rows_that_a_later_folder_replaces(shop: Shop) -> None:
     assert_same(parts, whole)
 
 
+@pytest.mark.nightly(short="test_parts_have_the_predictions_of_the_whole_log")
 def test_compare_by_parts_equals_one_process(run: RunFolder, source: Scorer, logs: Path) -> None:
     whole, parts = (compare(run_scorers(run), [source], logs / "log", engine=engine) for engine in (None, map))
     assert parts == whole
@@ -205,6 +209,7 @@ def test_full_folder_for_temporary_files_is_named(
     assert not list(tmp_path.glob("ranker-*"))
 
 
+@pytest.mark.nightly(short="test_parts_have_the_predictions_of_the_whole_log")
 @pytest.mark.usefixtures("programs")
 def test_evaluate_with_workers_prints_the_measures_of_one_process(
     bundle: Path, parted: Path, capsys: pytest.CaptureFixture[str]

@@ -206,6 +206,7 @@ def test_missing_slice_equals_an_evaluation_without_the_features_of_items(
     assert missing["item"] != missing["user"]
 
 
+@pytest.mark.nightly(short="test_missing_slice_equals_an_evaluation_without_the_features_of_items")
 def test_items_without_a_row_score_like_others_if_training_had_few(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "shop")
     table = shop.table(1500)

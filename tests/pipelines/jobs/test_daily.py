@@ -170,6 +170,7 @@ def test_first_day_tests_on_the_day_and_validates_on_the_day_before(first: Feed)
     )  # fmt: skip
 
 
+@pytest.mark.nightly(short="test_day_that_is_not_published_still_continues_the_counters")
 def test_past_day_gives_the_model_of_the_time_when_it_was_the_newest(first: Feed, both: Feed) -> None:
     then, now = (RunFolder.open(each.runs / "2026-01-09") for each in (first, both))
     assert not first.partition(TENTH).exists()
@@ -248,6 +249,7 @@ def test_day_with_teachers_is_rejected(feed: Feed, capsys: pytest.CaptureFixture
     assert not (feed.runs / TENTH.isoformat()).exists()
 
 
+@pytest.mark.nightly(short="test_first_day_trains_from_scratch_and_publishes")
 def test_fresh_trains_from_scratch(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--set", "model.experts=3", "--set", "logs.train_from=2026-01-08"]
     assert feed.daily(TENTH, "--fresh", *settings, "--margin", "1") == 0

@@ -104,6 +104,7 @@ def test_forget_repeated_removes_nothing_more(loop: Path) -> None:
     assert {file: file.stat().st_ino for file in loop.rglob("*") if file.is_file()} == files
 
 
+@pytest.mark.nightly(short="test_forget_killed_before_any_change_leaves_complete_files_and_can_be_repeated")
 def test_two_commands_at_once_forget_both_users(tmp_path: Path) -> None:
     """Protects the files from two writers: each command reads and replaces them while it holds a lock."""
     users = [f"u{i % 50}" for i in range(20_000)]

@@ -129,6 +129,7 @@ def test_init_census_trains_and_scores(tmp_path: Path) -> None:
     assert scores.num_rows == 20
 
 
+@pytest.mark.nightly(short="test_init_census_trains_and_scores")
 def test_init_clicks_trains_with_position_and_warns_about_leakage(tmp_path: Path) -> None:
     write_clicks(tmp_path / "clicks.parquet", 1600)
     config, _, err = init(tmp_path / "clicks.parquet", "--out", tmp_path / "ranker.toml")

@@ -56,6 +56,7 @@ def test_killed_join_leaves_the_old_or_the_new_rows(ranker: KilledRanker) -> Non
     assert {row["is_click"] for row in loop.rows() if row["iid"] == "a"} == {1}
 
 
+@pytest.mark.nightly(short="test_killed_join_leaves_the_old_or_the_new_rows")
 def test_join_removes_the_temporary_folder_of_a_killed_one(ranker: KilledRanker, temporary: Path) -> None:
     loop = LoopFolders(ranker.folder / "temporary")
     loop.serve({"r": (0, ["a"])})

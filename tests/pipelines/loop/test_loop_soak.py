@@ -452,7 +452,11 @@ def following(loop: Loop) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(10.0, marks=pytest.mark.system), pytest.param(SECONDS, marks=pytest.mark.nightly)]
+    "seconds",
+    [
+        pytest.param(10.0, marks=pytest.mark.system),
+        pytest.param(SECONDS, marks=[pytest.mark.system, pytest.mark.nightly]),
+    ],
 )
 def test_rows_sums_and_answers_agree_with_the_ledger(tmp_path: Path, seconds: float) -> None:
     """Protects the loop as a whole: nothing is lost, counted twice, or comes back, whatever happens meanwhile."""

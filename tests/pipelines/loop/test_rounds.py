@@ -140,7 +140,10 @@ class Probe:
         return {label: value for label, value in values.items() if value is not None}
 
 
-@pytest.mark.parametrize("rounds", [(75,), pytest.param((75, 250, 1_000), marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.nightly(
+    short="tests/pipelines/loop/test_loop_guide.py::test_commands_of_the_guide_print_the_quoted_output"
+)
+@pytest.mark.parametrize("rounds", [(75,), (75, 250, 1_000)], ids=str)
 def test_rounds_improve_the_model_and_train_on_the_served_features(tmp_path: Path, rounds: tuple[int, ...]) -> None:
     """Protects the loop as a whole; ``rounds`` has the number of ranked requests of each round."""
     truth = FeedTruth(seed=0)

@@ -87,7 +87,14 @@ def measure_page(browser: str, folder: Path, width: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("width", "tasks", "experts"), [(360, 50, 64), (390, 5, 8), (1280, 5, 8), (1280, 50, 64)])
+@pytest.mark.parametrize(
+    ("width", "tasks", "experts"),
+    [
+        (360, 50, 64),
+        (1280, 5, 8),
+        *(pytest.param(*s, marks=pytest.mark.nightly) for s in ((390, 5, 8), (1280, 50, 64))),
+    ],
+)
 def test_page_at_any_width_fits_and_loads_nothing_else(
     browser: str, tmp_path: Path, width: int, tasks: int, experts: int
 ) -> None:

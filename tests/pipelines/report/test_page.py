@@ -226,7 +226,13 @@ def test_page_of_an_unfinished_training_shows_its_progress(finished_run: RunFold
 # Real runs.
 
 
-@pytest.mark.parametrize("gate", ["dselect_k all experts", "top_k per example", "attentive", "shared_bottom"])
+@pytest.mark.parametrize(
+    "gate",
+    [
+        "top_k per example",
+        *(pytest.param(g, marks=pytest.mark.nightly) for g in ("dselect_k all experts", "attentive", "shared_bottom")),
+    ],
+)
 def test_page_of_a_trained_run_has_all_sections(run_of: Callable[[str], RunFolder], gate: str) -> None:
     result = report_page(run_of(gate))
     assert result.omitted <= {"Calibration", "Slices", "Baselines", "Feature importance"}

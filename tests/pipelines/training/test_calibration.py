@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -225,14 +223,6 @@ def test_load_calibration_of_a_damaged_file_raises_a_log_error(tmp_path: Any, te
     with pytest.raises(LogError, match="damaged") as caught:
         run.load_calibration()
     assert str(caught.value).startswith(f"{run.calibration}: ")
-
-
-def test_scoring_and_serving_do_not_import_scikit_learn() -> None:
-    script = (
-        "import sys, pipelines.jobs.score, pipelines.evaluation.evaluate, service.app; "
-        "sys.exit('sklearn' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_train_without_validation_labels_leaves_the_task_uncalibrated(

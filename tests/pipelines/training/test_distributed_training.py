@@ -40,8 +40,7 @@ TRAINING = ["training.epochs=2", "training.checks_per_epoch=4", "training.learni
 SETTINGS = [*SMALL, *TRAINING, *WITHOUT_INTERVALS]
 SHORT_SETTINGS = [*SETTINGS, "training.epochs=1", "counters=[]"]
 OPTIONS = ["training.loss_weighting=uncertainty", "training.ranking_loss.weight=0.5"]
-GATE = "dselect_k per example budget"
-OTHER_GATES = ["gumbel_softmax", "attentive"]
+SOME_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]
 
 
 def train_arguments(logs: Path, run: Path, *more: str, settings: Sequence[str] = SETTINGS) -> list[str]:
@@ -55,10 +54,10 @@ def train_gate(logs: Path, folder: Path, gate: str) -> list[str]:
     return train_arguments(logs, folder / gate, settings=[*SHORT_SETTINGS, *OPTIONS, *GATES[gate]])
 
 
-def train_on_ranks(folder: Path, commands: dict[str, list[str]]) -> None:
+def train_on_ranks(folder: Path, commands: dict[str, list[str]], *options: str) -> None:
     """Run ``ranker train`` commands on two ranks, and write what they print to the folder."""
     (folder / "commands.json").write_text(json.dumps(commands))
-    command = [*TORCHRUN, str(Path(__file__).with_name("train_on_ranks.py")), str(folder)]
+    command = [*TORCHRUN, str(Path(__file__).with_name("train_on_ranks.py")), str(folder), *options]
     environment = {**ENVIRONMENT, "MALLOC_MMAP_THRESHOLD_": "1000000"}  # freed tensors leave the process at once
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -94,29 +93,43 @@ def two_ranks(logs: Path, once: Once) -> Path:
 
         with pytest.raises(KeyboardInterrupt):
             train(load_config(logs / "ranker.toml", SHORT_SETTINGS), interrupted, on_check=stop)
-        new_day = [*SETTINGS, "logs.train_from=2026-01-07T00:00:00"]
         commands = {
             "run": train_arguments(logs, run, "--json"),
-            "continued": train_arguments(logs, folder / "continued", "--from", str(run), settings=new_day),
             "interrupted": train_arguments(logs, interrupted, "--resume", settings=SHORT_SETTINGS),
-            GATE: train_gate(logs, folder, GATE),
         }
         train_on_ranks(folder, commands)
 
     return once("two ranks", train_two_ranks)
 
 
-def test_no_rank_needs_more_than_its_half_of_a_table_at_any_time(two_ranks: Path) -> None:
+@pytest.fixture(scope="session")
+def more_of_two_ranks(logs: Path, two_ranks: Path, once: Once) -> Path:
+    """A folder with a continued run, runs of several gates, and the tables of two ranks; read only."""
+
+    def train_two_ranks(folder: Path) -> None:
+        folder.mkdir()
+        new_day = [*SETTINGS, "logs.train_from=2026-01-07T00:00:00"]
+        from_run = ["--from", str(two_ranks / "run")]
+        commands = {gate: train_gate(logs, folder, gate) for gate in SOME_GATES}
+        commands["continued"] = train_arguments(logs, folder / "continued", *from_run, settings=new_day)
+        train_on_ranks(folder, commands, "--tables")
+
+    return once("more of two ranks", train_two_ranks)
+
+
+@pytest.mark.nightly(short="test_two_ranks_hold_half_of_a_large_table_each")
+def test_no_rank_needs_more_than_its_half_of_a_table_at_any_time(more_of_two_ranks: Path) -> None:
     """Protects trainings whose tables do not fit into one machine: creation, checkpoint, best weights, warm start."""
     table = LARGE_ROWS * ROW_BYTES
     for rank in range(2):
-        _, peak = json.loads((two_ranks / f"{rank}.json").read_text())
+        _, peak = json.loads((more_of_two_ranks / f"{rank}.json").read_text())
         assert 0.45 * table < peak < 0.6 * table, f"rank {rank}: {peak / table:.2f}"
 
 
-def test_two_ranks_start_and_train_a_table_like_one_process(two_ranks: Path) -> None:
+@pytest.mark.nightly(short="test_two_ranks_reach_the_validation_loss_of_one_process")
+def test_two_ranks_start_and_train_a_table_like_one_process(more_of_two_ranks: Path) -> None:
     tables = make_tables(SMALL_ROWS, DistContext())
-    written = load_file(two_ranks / f"{SMALL_ROWS}.safetensors")
+    written = load_file(more_of_two_ranks / f"{SMALL_ROWS}.safetensors")
     for name, blocks in {"item": tables.weights()["item"], "sums": tables.sums()["item"]}.items():
         torch.testing.assert_close(written[name], torch.cat(list(blocks.blocks())))
     assert int(written["sums"].count_nonzero()) == 2
@@ -133,7 +146,7 @@ def test_two_ranks_reach_the_validation_loss_of_one_process(logs: Path, two_rank
     assert best[1] == pytest.approx(best[0], rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["run", "continued", "interrupted"])
+@pytest.mark.parametrize("name", ["run", "interrupted"])
 def test_two_ranks_hold_half_of_a_large_table_each(two_ranks: Path, name: str) -> None:
     rows = SPLIT_ROWS + 1
     halves = [f"author: [0, {-(-rows // 2)})", f"author: [{-(-rows // 2)}, {rows})"]
@@ -153,8 +166,12 @@ def test_two_ranks_write_a_run_that_one_process_can_freeze(logs: Path, two_ranks
     assert ranking.load(tmp_path / "bundle").score(log).num_rows == 5
 
 
-def test_two_ranks_continue_with_the_state_of_the_optimizers(two_ranks: Path) -> None:
-    before, after = (load_optimizers(RunFolder.open(two_ranks / name)) for name in ("run", "continued"))
+@pytest.mark.nightly(
+    short="tests/pipelines/training/test_warm_start.py::test_warm_start_continues_with_the_state_of_the_optimizers"
+)
+def test_two_ranks_continue_with_the_state_of_the_optimizers(two_ranks: Path, more_of_two_ranks: Path) -> None:
+    runs = two_ranks / "run", more_of_two_ranks / "continued"
+    before, after = (load_optimizers(RunFolder.open(run)) for run in runs)
     tables = [name for name in before if name.startswith("adagrad.")]
     assert {"adagrad.user_id", "adagrad.item_id"} <= set(tables)
     for name in tables:
@@ -163,16 +180,15 @@ def test_two_ranks_continue_with_the_state_of_the_optimizers(two_ranks: Path) ->
     assert float(after[step]) >= float(before[step]) > 0
 
 
-@pytest.mark.parametrize("name", ["run", "continued", "interrupted", GATE])
+@pytest.mark.parametrize("name", ["run", "interrupted"])
 def test_two_ranks_have_identical_weights(two_ranks: Path, name: str) -> None:
     assert "all ranks have the same weights" in (two_ranks / f"{name}.err").read_text()
 
 
 @pytest.mark.nightly(short="test_two_ranks_have_identical_weights")
-def test_two_ranks_have_identical_weights_with_other_gates(logs: Path, tmp_path: Path) -> None:
-    train_on_ranks(tmp_path, {gate: train_gate(logs, tmp_path, gate) for gate in OTHER_GATES})
-    for gate in OTHER_GATES:
-        assert "all ranks have the same weights" in (tmp_path / f"{gate}.err").read_text()
+def test_two_ranks_have_identical_weights_with_any_gate_and_after_a_warm_start(more_of_two_ranks: Path) -> None:
+    for name in ("continued", *SOME_GATES):
+        assert "all ranks have the same weights" in (more_of_two_ranks / f"{name}.err").read_text()
 
 
 def test_run_of_one_process_is_resumed_by_two_ranks(two_ranks: Path) -> None:
@@ -193,6 +209,9 @@ def test_two_ranks_with_an_odd_batch_size_raise_a_config_error(
 LONG_SETTINGS = [*SHORT_SETTINGS, "training.epochs=300"]
 
 
+@pytest.mark.nightly(
+    short="tests/pipelines/training/test_resume.py::test_resume_of_a_killed_process_gives_identical_results"
+)
 def test_killed_rank_stops_all_ranks_and_one_process_resumes(logs: Path, tmp_path: Path) -> None:
     """Protects a distributed run of which one process dies, such as for lack of memory."""
     run = RunFolder(tmp_path / "run")

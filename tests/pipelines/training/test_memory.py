@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import tomli_w
 
 from pipelines.data.parquet import BUFFER_BYTES, CHUNK_ROWS
@@ -61,6 +62,9 @@ def write_log(folder: Path, days: int) -> Path:
     return folder / "ranker.toml"
 
 
+@pytest.mark.nightly(
+    short="tests/pipelines/training/test_dataloader.py::test_epoch_decodes_a_row_group_larger_than_a_block_once"
+)
 def test_peak_memory_when_the_log_grows_fourfold_stays_within_a_constant_bound(tmp_path: Path) -> None:
     """Takes about 15 s: protects trainings on logs that are larger than memory.
 

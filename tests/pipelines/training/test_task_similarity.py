@@ -163,6 +163,7 @@ def trained(config: Path, folder: Path, *settings: str) -> tuple[Config, RunFold
     return resolved, train(resolved, folder)
 
 
+@pytest.mark.nightly(short="test_groups_are_those_that_are_alike_on_average")
 def test_training_finds_the_groups_and_each_selects_experts_of_its_own(conflict: Path, tmp_path: Path) -> None:
     """Protects what the start is for: nobody tells the training which tasks belong together."""
     config, run = trained(conflict, tmp_path / "run")
@@ -177,7 +178,9 @@ def test_training_finds_the_groups_and_each_selects_experts_of_its_own(conflict:
         assert sum(not others & weights[name].keys() for name in group) >= len(group) - 1
 
 
-@pytest.mark.parametrize("setting", ['model.gate.start="random"', "model.gate.experts_budget=3"])
+@pytest.mark.parametrize(
+    "setting", ['model.gate.start="random"', pytest.param("model.gate.experts_budget=3", marks=pytest.mark.nightly)]
+)
 def test_start_is_random_on_request_and_if_the_budget_has_no_room(conflict: Path, tmp_path: Path, setting: str) -> None:
     settings = ["model.expert_layers=[4]", "training.batch_size=2048"]
     _, run = trained(conflict, tmp_path / "run", setting, *settings)

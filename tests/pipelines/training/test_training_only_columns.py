@@ -230,7 +230,7 @@ def write_clicks_by_price(shop: Shop, rows: int, rate: float) -> None:
     shop.write(table.set_column(table.column_names.index("is_click"), "is_click", clicked))
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.1])
+@pytest.mark.parametrize("keep", [pytest.param(1.0, marks=pytest.mark.nightly), 0.1])
 def test_predictions_are_calibrated_for_any_fraction_of_kept_negatives(shop: Shop, keep: float) -> None:
     write_clicks_by_price(shop, 24_000, 0.05)
     click, _ = shop.schema.tasks

@@ -332,8 +332,8 @@ def test_warm_start_with_reopen_selects_again_among_all_experts(reopened: RunFol
     "gate",
     [
         {"kind": "dselect_k", "per_example": True},
-        {"kind": "softmax_selectors"},
-        {"kind": "gumbel_softmax"},
+        pytest.param({"kind": "softmax_selectors"}, marks=pytest.mark.nightly),
+        pytest.param({"kind": "gumbel_softmax"}, marks=pytest.mark.nightly),
         pytest.param({"kind": "top_k"}, marks=pytest.mark.nightly),
         {"kind": "softmax", "per_example": True},
         pytest.param({"kind": "shared_bottom"}, marks=pytest.mark.nightly),

@@ -38,7 +38,8 @@ original_fit = Trainer.fit
 Trainer.fit = fit_and_compare  # type: ignore[method-assign]
 folder = Path(sys.argv[1])
 with init_distributed() as context:
-    measure_tables(folder, context)
+    if "--tables" in sys.argv:
+        measure_tables(folder, context)
     train_job.init_distributed = lambda: nullcontext(context)
     for name, argv in json.loads((folder / "commands.json").read_text()).items():
         out, err = (folder / f"{name}.{stream}" for stream in ("out", "err"))

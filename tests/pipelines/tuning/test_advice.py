@@ -39,6 +39,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "ranker.toml"
 
 
+@pytest.mark.nightly(short="test_advice_on_a_small_log_of_whole_days")
 def test_advice_compares_models_of_equal_cost_and_names_settings_that_train(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

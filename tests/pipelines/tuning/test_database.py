@@ -102,6 +102,7 @@ def run_trials(study: StudyFolder, total: int) -> None:
 # Several machines.
 
 
+@pytest.mark.nightly(short="test_machines_lease_no_more_trials_than_the_total")
 @empty_database
 def test_machines_that_start_together_share_the_trials(
     shop: Shop, url: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +133,7 @@ def test_machines_lease_no_more_trials_than_the_total(machine: Machine) -> None:
         lease.release()
 
 
+@pytest.mark.nightly(short="test_summary_names_the_machine_of_the_best_trial")
 def test_preparation_of_another_machine_is_not_used(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = machine("a"), machine("b")
     fake_trainings(monkeypatch, training_with_losses(1.0))
@@ -188,6 +190,7 @@ def test_trial_of_a_killed_process_is_retried_by_another_machine(
     assert len(here.ended_trials()) == 1
 
 
+@pytest.mark.nightly(short="test_trial_of_a_killed_process_is_retried_by_another_machine")
 def test_trial_of_a_killed_process_is_retried_at_once_on_its_machine(machine: Machine) -> None:
     study = machine("a")
     lease = study.lease(1, 0)
@@ -200,6 +203,7 @@ def test_trial_of_a_killed_process_is_retried_at_once_on_its_machine(machine: Ma
     again.release()
 
 
+@pytest.mark.nightly(short="test_late_result_of_a_trial_that_is_repeated_does_not_count")
 def test_trial_with_heartbeats_is_not_abandoned(server: PostgresqlServer, url: str, machine: Machine) -> None:
     here, there = machine("a"), machine("b")
     lease = there.lease(1, 0)
@@ -252,6 +256,7 @@ def test_training_of_a_trial_that_is_repeated_stops(
     assert not there.run_folder(0).exists()
 
 
+@pytest.mark.nightly(short="test_late_result_of_a_trial_that_is_repeated_does_not_count")
 def test_trial_whose_machine_died_before_its_first_heartbeat_is_retried(machine: Machine) -> None:
     here, there = machine("a"), machine("b")
     there._study.ask()
@@ -262,6 +267,7 @@ def test_trial_whose_machine_died_before_its_first_heartbeat_is_retried(machine:
     lease.release()
 
 
+@pytest.mark.nightly(short="test_late_result_of_a_trial_that_is_repeated_does_not_count")
 def test_run_folder_of_a_trial_that_another_machine_has_repeated_is_deleted(machine: Machine) -> None:
     here, there = machine("a", grace_seconds=1), machine("b")
     lease = there.lease(1, 0)
@@ -325,6 +331,7 @@ def test_folder_with_trials_of_another_database_fails(shop: Shop, server: Postgr
 # Connections.
 
 
+@pytest.mark.nightly(short="test_server_that_stays_away_stops_the_worker_and_the_trial_is_retried")
 def test_restart_of_the_server_during_a_trial_is_survived(server: PostgresqlServer, machine: Machine) -> None:
     study = machine("a")
     lease = study.lease(1, 0)
@@ -366,6 +373,7 @@ def test_lock_whose_connection_the_server_has_ended_fails(server: PostgresqlServ
 # Command line.
 
 
+@pytest.mark.nightly(short="test_tune_command_that_the_server_rejects_fails_with_one_line")
 @empty_database
 def test_tune_command_with_storage_prints_the_study_as_json(
     shop: Shop, url: str, capfd: pytest.CaptureFixture[str]

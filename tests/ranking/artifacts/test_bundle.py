@@ -577,6 +577,7 @@ def run_without(packages: set[str], script: str, folder: Path, rows: pa.Table, w
 SCORE = "pq.write_table(ranking.load(folder).score(pq.read_table(rows)), out)"
 
 
+@pytest.mark.nightly(short="tests/pipelines/cli/test_main.py::test_commands_without_training_work_without_torchrec")
 def test_bundle_scores_without_torchrec(
     written: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows, tmp_path: Path
 ) -> None:

@@ -176,7 +176,9 @@ def test_interval_coverage_of_few_users_is_near_95_percent(users: int) -> None:
     assert 0.88 <= hits / LOGS <= 1, hits
 
 
-@pytest.mark.parametrize("unknown", ["null", "placeholder", "third"])
+@pytest.mark.parametrize(
+    "unknown", ["null", *(pytest.param(u, marks=pytest.mark.nightly) for u in ("placeholder", "third"))]
+)
 def test_interval_coverage_of_rows_without_users_is_near_95_percent(unknown: str) -> None:
     """Rows without a user are independent: none, one placeholder for 60 % of the rows, or a third of the rows."""
     hits = dict.fromkeys(("auc", "logloss", "rmse"), 0)

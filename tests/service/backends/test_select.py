@@ -120,6 +120,9 @@ def run_program(program: str, *arguments: str) -> Any:
     return json.loads(process.stdout)
 
 
+@pytest.mark.nightly(
+    short="tests/service/test_operations.py::test_serving_imports_no_library_for_training_nor_pipelines"
+)
 def test_onnx_backend_without_pytorch_matches_library(bundle: Path) -> None:
     ids, features = [f"v{i}" for i in range(40)] + ["never-seen"], {"age": 31, "surface": "home", "hour": 9}
     request = {

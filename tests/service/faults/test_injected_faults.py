@@ -214,7 +214,8 @@ class Stack:
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(23, marks=pytest.mark.system), pytest.param(1, marks=pytest.mark.nightly)]
+    "step",
+    [pytest.param(23, marks=pytest.mark.system), pytest.param(1, marks=[pytest.mark.system, pytest.mark.nightly])],
 )
 def test_service_gives_no_wrong_response_during_faults(
     empty_redis: RedisServer, repository_with_tables: Path, tmp_path: Path, step: int

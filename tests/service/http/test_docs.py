@@ -86,6 +86,7 @@ def test_page_shows_and_tries_operations_without_other_hosts(
         assert page.errors == []
 
 
+@pytest.mark.nightly(short="test_page_shows_and_tries_operations_without_other_hosts")
 def test_page_authorizes_requests_with_a_key_and_documents_the_operations_port(
     repository: Path, tmp_path: Path
 ) -> None:

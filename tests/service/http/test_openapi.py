@@ -14,7 +14,8 @@ from fastapi.testclient import TestClient
 from service.http.media_types import ARROW, JSON
 from tests.support.arrow_streams import send, stream
 from tests.support.json_schema import fits
-from tests.support.processes import running_service
+from tests.support.ports import HOST
+from tests.support.server_thread import server_thread
 
 TEXT = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
 EXAMPLES: list[dict[str, Any]] = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)]
@@ -84,9 +85,9 @@ def test_invalid_request_does_not_match_the_schema(document: dict[str, Any], bod
 
 def test_docs_program_runs(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    with running_service(repository) as service:
+    with server_thread(repository) as port:
         names: dict[str, Any] = {}
-        exec(compile(program.replace("http://127.0.0.1:8000", service.url), "docs/http.md", "exec"), names)
+        exec(compile(program.replace("http://127.0.0.1:8000", f"http://{HOST}:{port}"), "docs/http.md", "exec"), names)
     assert isinstance(names["ranked"].table, pa.Table)
     ids, summary = capsys.readouterr().out.splitlines()
     assert all(item in ids for item in ("v1", "v2", "v3"))

@@ -54,6 +54,7 @@ def test_collected_topic_joins_to_the_same_rows_as_a_folder(
     check_served_log(repository, address, partial(collected, address), tmp_path)
 
 
+@pytest.mark.nightly(short="test_collected_topic_joins_to_the_same_rows_as_a_folder")
 def test_feedback_of_a_collected_topic_labels_the_same_rows_as_that_of_a_folder(
     broker: KafkaBroker, repository: Path, tmp_path: Path
 ) -> None:
@@ -163,7 +164,8 @@ def test_stopping_without_a_server_ends_within_the_limit(
 
 
 @pytest.mark.parametrize(
-    "workers", [pytest.param(1, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.system)]
+    "workers",
+    [pytest.param(1, marks=[pytest.mark.system, pytest.mark.nightly]), pytest.param(2, marks=pytest.mark.system)],
 )
 def test_stopping_with_a_silent_server_ends_before_the_kill(repository: Path, tmp_path: Path, workers: int) -> None:
     """A client holds the shutdown for all grace seconds. Then the writers must not add up their times."""

@@ -28,6 +28,7 @@ def test_collected_objects_join_to_the_same_rows_as_a_folder(repository: Path, l
     check_served_log(repository, location, partial(job.collect_objects, ObjectLocation(location)), tmp_path)
 
 
+@pytest.mark.nightly(short="test_collected_objects_join_to_the_same_rows_as_a_folder")
 def test_collected_feedback_labels_the_same_rows_as_that_of_a_folder(
     repository: Path, location: str, tmp_path: Path
 ) -> None:

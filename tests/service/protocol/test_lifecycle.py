@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 
 DRAIN_SECONDS = 3.0
 RANK = "POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
-WORKERS = pytest.mark.parametrize("workers", [1, 2])
+WORKERS = pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 
 
 def open_partial_request(service: ServiceProcess, body: bytes) -> Any:

@@ -168,7 +168,7 @@ def test_queue_keeps_room_for_connections_that_wait_between_requests(repository:
     ("requests", "max_retries", "share"),
     [
         pytest.param(2, 60, 1.0, marks=pytest.mark.system, id="all in the end"),
-        pytest.param(8, 2, 0.5, marks=pytest.mark.nightly, id="half with two retries each"),
+        pytest.param(8, 2, 0.5, marks=[pytest.mark.system, pytest.mark.nightly], id="half with two retries each"),
     ],
 )
 def test_clients_that_wait_are_answered_beside_many_that_retry_at_once(

@@ -326,6 +326,7 @@ def test_clients_of_killed_workers_wait_for_the_new_ones(repository: Path, reque
         assert service.process.wait(TIMEOUT_SECONDS) == 0
 
 
+@pytest.mark.nightly(short="test_supervisor_gives_up_after_failed_starts_but_not_while_a_worker_serves")
 @pytest.mark.system
 def test_service_does_not_give_up_while_one_worker_serves(
     repository: Path, request_body: dict[str, Any], crash_marker: Path

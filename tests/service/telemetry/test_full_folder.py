@@ -104,7 +104,7 @@ def test_service_without_a_place_for_its_metrics_folder_names_the_fix(
     assert line.endswith("set TMPDIR to a folder with room, or serve with 1 worker")
 
 
-@pytest.mark.parametrize("kind", ["full disk", "closed pipe", "unread pipe"])
+@pytest.mark.parametrize("kind", ["full disk", pytest.param("closed pipe", marks=pytest.mark.nightly), "unread pipe"])
 def test_service_whose_log_cannot_be_written_answers(repository: Path, request_body: dict[str, Any], kind: str) -> None:
     reader, writer = os.pipe()
     if kind == "closed pipe":

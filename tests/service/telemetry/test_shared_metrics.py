@@ -233,7 +233,7 @@ print(store.unshared)
 """
 
 
-@pytest.mark.parametrize("size_kb", [16, 64, 100])
+@pytest.mark.parametrize("size_kb", [64, *(pytest.param(size, marks=pytest.mark.nightly) for size in (16, 100))])
 def test_values_in_a_full_tmpfs_do_not_end_the_process(tmp_path: Path, size_kb: int) -> None:
     def run(kind: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", FILL_TMPFS, str(tmp_path), str(size_kb), kind]
