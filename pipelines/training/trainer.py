@@ -336,9 +336,9 @@ class Trainer:
     def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint; the random state only if as many ranks wrote it on the same kind of device."""
         state, model = checkpoint.state, self._model
-        if state["distilled"]:
-            distill(model, self._optimizer)
         keep_experts(model, self._optimizer, state["experts"])
+        if state["distilled"]:  # after the experts have become new parameters, because this freezes them
+            distill(model, self._optimizer)
         writer = (state["world"], state.get("device", "cpu"))
         random = random_states(self._context) if writer == (self._context.world_size, self._context.device.type) else {}
         checkpoint.load(self._checkpoint_tensors(state["optimised"]) | random)

@@ -122,8 +122,11 @@ def test_resume_with_another_setting_gives_identical_results(
     assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
 
 
-SHORT = ("dselect_k per example budget",)
-"""Gates that `make test` resumes: their trainings remove experts twice. Dropout draws random numbers in all of them."""
+SHORT = ("dselect_k per example budget", "attentive")
+"""Gates that `make test` resumes: one whose training removes experts twice, and one that is distilled.
+
+Dropout draws random numbers in all of them.
+"""
 
 
 @pytest.mark.parametrize(
