@@ -337,7 +337,9 @@ class Trainer:
         """Restore a checkpoint; the random state only if as many ranks wrote it on the same kind of device."""
         state, model = checkpoint.state, self._model
         keep_experts(model, self._optimizer, state["experts"])
-        if state["distilled"]:  # after the experts have become new parameters, because this freezes them
+        # Distilling freezes the experts, whose parameters must be the new ones. A warm start begins with the distilled
+        # gate and trains the experts.
+        if state["distilled"] and self._continuation is None:
             distill(model, self._optimizer)
         writer = (state["world"], state.get("device", "cpu"))
         random = random_states(self._context) if writer == (self._context.world_size, self._context.device.type) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from datetime import timedelta
@@ -391,11 +392,8 @@ def test_warm_start_of_a_distilled_gate_rejects_reopen(shop: Shop) -> None:
         train_warm(config, shop.folder / "other", earlier, reopen=True)
 
 
-def test_warm_start_resumed_gives_the_same_weights_as_uninterrupted(
-    shop: Shop, shared_earlier: RunFolder, warm: RunFolder
-) -> None:
-    new_days(shop)
-    config = shop.config(**SECTIONS, training=EVERY_STEP)
+def resume_warm(config: Config, folder: Path, earlier: RunFolder) -> RunFolder:
+    """Warm-start a training, interrupt it at its third check, and resume it."""
     seen: list[dict[str, Any]] = []
 
     def stop(line: dict[str, Any]) -> None:
@@ -404,10 +402,35 @@ def test_warm_start_resumed_gives_the_same_weights_as_uninterrupted(
             raise LogError("enough")
 
     with pytest.raises(LogError, match="enough"):
-        train_warm(config, shop.folder / "run", shared_earlier, on_check=stop)
-    run = train_warm(config, shop.folder / "run", shared_earlier, resume=True)
-    one, other = load_file(warm.best), load_file(run.best)
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
+        train_warm(config, folder, earlier, on_check=stop)
+    return train_warm(config, folder, earlier, resume=True)
+
+
+def assert_equal_weights(one: RunFolder, other: RunFolder) -> None:
+    weights, other_weights = load_file(one.best), load_file(other.best)
+    assert all(torch.equal(value, other_weights[name]) for name, value in weights.items())
+
+
+def test_warm_start_resumed_gives_the_same_weights_as_uninterrupted(
+    shop: Shop, shared_earlier: RunFolder, warm: RunFolder
+) -> None:
+    new_days(shop)
+    run = resume_warm(shop.config(**SECTIONS, training=EVERY_STEP), shop.folder / "run", shared_earlier)
+    assert_equal_weights(warm, run)
+
+
+def test_warm_start_of_a_distilled_gate_resumed_trains_the_experts_like_uninterrupted(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.training.checkpoint.MAX_TIME_FRACTION", math.inf)  # a checkpoint at each check
+    shop.write(shop.table(200))
+    attentive = {"gate": {"kind": "attentive"}}
+    earlier = train(shop.config(model=attentive, training=ONE_CHECK, logs=NO_TEST_ROWS), shop.folder / "earlier")
+    new_days(shop)
+    config = shop.config(model=attentive, training=EVERY_STEP)
+    warm = train_warm(config, shop.folder / "warm", earlier)
+    assert not torch.equal(*(load_file(run.best)["experts.layers.0.weight"] for run in (earlier, warm)))
+    assert_equal_weights(warm, resume_warm(config, shop.folder / "run", earlier))
 
 
 @pytest.mark.parametrize(
