@@ -123,12 +123,7 @@ SOME_BODIES = [invalid_objects, many_candidates, numbers, compressed_arrow, feed
 @pytest.mark.parametrize(
     ("makers", "bodies_per_client"),
     [
-        pytest.param(
-            [invalid_objects, many_candidates, numbers, compressed_arrow, feedback],
-            1,
-            marks=pytest.mark.system,
-            id="some",
-        ),
+        pytest.param(SOME_BODIES, 1, marks=pytest.mark.system, id="some"),
         pytest.param(BODIES, 8, marks=[pytest.mark.system, pytest.mark.nightly], id="all"),
     ],
 )
