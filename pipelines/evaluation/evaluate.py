@@ -113,15 +113,12 @@ def evaluate(
     return {**evaluation, "gates": gates}
 
 
-def evaluate_predictions(
-    predictions: Predictions, settings: EvaluationConfig, draws: UnitDraws | None = None
-) -> dict[str, Any]:
+def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig, draws: UnitDraws) -> dict[str, Any]:
     """Return the content of ``evaluation.json`` without the gate metrics; docs/evaluation.md defines every metric.
 
     An undefined metric (only one class, no label) is None. ``uncalibrated`` and ``uncalibrated_curves`` are present
-    only if a task is calibrated. ``draws`` are the bootstrap draws of all rows, if there are any already.
+    only if a task is calibrated. ``draws`` are the bootstrap draws of all rows.
     """
-    draws = UnitDraws(predictions.units, settings.bootstrap) if draws is None else draws
     groups = {row_slice.name: row_slice.groups() for row_slice in predictions.slices}
     absent = {owner: replace(predictions, outputs=outputs) for owner, outputs in predictions.without_row.items()}
     tasks: dict[str, Any] = {}

@@ -56,7 +56,7 @@ class UnitDraws:
         counts: number of times that each group was drawn [1 + B, groups] uint8.
     """
 
-    def __init__(self, units: SamplingUnits, draws: int = 200, seed: int = 0) -> None:
+    def __init__(self, units: SamplingUnits, draws: int, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
         self.units, self.codes, groups = units, units.codes, units.count
         if groups > MAX_GROUPS:

@@ -22,6 +22,8 @@ from tests.conftest import RAW_SCHEMA
 
 FIRST_DAY = datetime(2026, 1, 1)
 DAYS = 10
+QUICK: dict[str, Any] = {"training": {"batch_size": 4096}, "evaluation": {"bootstrap": 2}}
+"""Settings of a run whose quality does not matter."""
 
 
 class Shop:

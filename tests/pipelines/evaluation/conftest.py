@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pipelines.config.config import EvaluationConfig
+from pipelines.evaluation.evaluate import evaluate_predictions
 from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.spilled_columns import SpilledColumns
 from ranking.frozen.calibration import Calibration
+from ranking.metrics import UnitDraws
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
 
 MakePredictions = Callable[..., Predictions]
+
+
+def evaluate_with_new_draws(predictions: Predictions, settings: EvaluationConfig | None = None) -> dict[str, Any]:
+    """Evaluate predictions as ``evaluate`` does; by default with the default settings."""
+    settings = settings or EvaluationConfig()
+    return evaluate_predictions(predictions, settings, UnitDraws(predictions.units, settings.bootstrap))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from ranking.metrics import (
     regression_measures,
 )
 from tests.conftest import RAW_SCHEMA
-from tests.pipelines.conftest import FIRST_DAY, Shop
+from tests.pipelines.conftest import FIRST_DAY, QUICK, Shop
 from tests.support.unit_draws import draw_users
 
 CLICK, WATCH = RAW_SCHEMA["tasks"]
@@ -87,10 +87,6 @@ def without_tab(train_run: Callable[..., RunFolder]) -> RunFolder:
     """Train without the tab, and without the price whose infinities make rows bad."""
     features = [feature for feature in RAW_SCHEMA["features"] if feature["name"] not in ("tab", "price")]
     return train_run("without_tab", features=features)
-
-
-QUICK: dict[str, Any] = {"training": {"batch_size": 4096}, "evaluation": {"bootstrap": 2}}
-"""Settings of a run whose quality does not matter."""
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +162,7 @@ def test_equal_models_have_a_winner_in_five_percent_of_the_logs(positives: int) 
         labels = np.zeros(900)
         labels[random.choice(900, positives, replace=False, p=np.exp(truth) / np.exp(truth).sum())] = 1
         units = SamplingUnits.of(users)
-        log_draws = UnitDraws(units)
+        log_draws = UnitDraws(units, 200)
         rows = [
             LabeledScores(labels, 1 / (1 + np.exp(-logits)), log_draws.codes, units.users)
             for logits in truth + random.normal(size=(2, 900)) + np.log(positives / (900 - positives))

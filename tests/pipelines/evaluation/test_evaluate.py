@@ -20,7 +20,7 @@ import pytest
 import ranking
 from pipelines.cli.main import main
 from pipelines.config.config import EvaluationConfig
-from pipelines.evaluation.evaluate import evaluate, evaluate_all, evaluate_predictions
+from pipelines.evaluation.evaluate import evaluate, evaluate_all
 from pipelines.evaluation.predict import predict
 from pipelines.evaluation.predictions import Predictions
 from pipelines.evaluation.sources import LogRange, Scorer, bundle_scorer, run_scorers
@@ -32,6 +32,8 @@ from ranking.artifacts.atomic_files import write_json
 from ranking.errors import LogError, RankerError, UsageError
 from ranking.frozen.calibration import Calibration, Platt
 from ranking.schema import Task
+from tests.pipelines.conftest import QUICK
+from tests.pipelines.evaluation.conftest import evaluate_with_new_draws
 from tests.support.spilled import values_of
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def metrics_of(make_predictions: MakePredictions) -> Callable[..., dict[str, Any
 
     def compute(task: Task, labels: list[float], scores: list[float], **more: Any) -> dict[str, Any]:
         settings = EvaluationConfig(**more.pop("settings", {}))
-        evaluation = evaluate_predictions(make_predictions([task], labels, scores, **more), settings)
+        evaluation = evaluate_with_new_draws(make_predictions([task], labels, scores, **more), settings)
         json.dumps(evaluation, allow_nan=False)  # undefined values are null, never NaN
         metrics: dict[str, Any] = evaluation["tasks"][task.name]
         return metrics
@@ -165,12 +167,12 @@ def test_metrics_of_a_task_without_labels_count_zero_rows(metrics_of: Any) -> No
 
 
 def test_evaluation_rows_include_rows_without_labels(make_predictions: MakePredictions) -> None:
-    assert evaluate_predictions(make_predictions([CLICK], [1, NAN, 0], [0.5] * 3), EvaluationConfig())["rows"] == 3
+    assert evaluate_with_new_draws(make_predictions([CLICK], [1, NAN, 0], [0.5] * 3))["rows"] == 3
 
 
 def test_evaluation_of_two_tasks_uses_the_column_of_each(make_predictions: MakePredictions) -> None:
     predictions = make_predictions([CLICK, WATCH], [[1, 5.0], [0, 6.0]], [[0.8, 5.0], [0.3, 6.0]])
-    result = evaluate_predictions(predictions, EvaluationConfig())["tasks"]
+    result = evaluate_with_new_draws(predictions)["tasks"]
     assert list(result) == ["click", "watch"]
     assert result["click"]["auc"] == 1.0
     assert result["watch"]["rmse"] == 0.0
@@ -178,16 +180,16 @@ def test_evaluation_of_two_tasks_uses_the_column_of_each(make_predictions: MakeP
 
 def test_calibration_curves_contain_binary_tasks_only(make_predictions: MakePredictions) -> None:
     predictions = make_predictions([CLICK, WATCH], [[1, 5.0], [0, 6.0]], [[0.8, 5.0], [0.3, 6.0]])
-    curves = evaluate_predictions(predictions, EvaluationConfig())["calibration_curves"]
+    curves = evaluate_with_new_draws(predictions)["calibration_curves"]
     assert list(curves) == ["click"]
     assert [set(b) for b in curves["click"]] == [{"predicted", "observed", "low", "high", "rows"}] * 2
 
 
 def test_evaluation_of_a_calibrated_task_includes_uncalibrated_metrics(make_predictions: MakePredictions) -> None:
     rows = ([1, 0, 0, 0], [0.5, 0.6, 0.4, 0.3])
-    plain = evaluate_predictions(make_predictions([CLICK], *rows), EvaluationConfig())
+    plain = evaluate_with_new_draws(make_predictions([CLICK], *rows))
     calibration = Calibration({"click": Platt(slope=1.0, shift=-1.0)})
-    result = evaluate_predictions(make_predictions([CLICK], *rows, calibration=calibration), EvaluationConfig())
+    result = evaluate_with_new_draws(make_predictions([CLICK], *rows, calibration=calibration))
     assert result["uncalibrated"]["click"] == plain["tasks"]["click"]
     assert result["tasks"]["click"]["calibration"] < plain["tasks"]["click"]["calibration"]
     assert result["calibration_curves"] != plain["calibration_curves"]
@@ -198,7 +200,7 @@ def test_evaluation_of_a_calibrated_task_includes_uncalibrated_metrics(make_pred
 def test_evaluation_of_a_calibrated_task_without_labels_has_no_curves(make_predictions: MakePredictions) -> None:
     calibration = Calibration({"click": Platt(slope=0.5, shift=0.3)})
     predictions = make_predictions([CLICK], [[NAN]] * 3, [[0.2], [0.4], [0.6]], calibration=calibration)
-    result = evaluate_predictions(predictions, EvaluationConfig(bootstrap=3))
+    result = evaluate_with_new_draws(predictions, EvaluationConfig(bootstrap=3))
     assert result["tasks"]["click"] == result["uncalibrated"]["click"] == {"rows": 0}
     assert result["calibration_curves"] == result["uncalibrated_curves"] == {}
 
@@ -269,7 +271,7 @@ def test_gauc_by_user_day_equals_gauc_on_one_day_only(bundle: Path, logs: Path, 
     for log, days in ((day, 1), (logs / "log", 10)):
         predictions = predict(scorer, LogRange(log))
         assert len(np.unique(predictions.days)) == days
-        click = evaluate_predictions(predictions, scorer.settings)["tasks"]["click"]
+        click = evaluate_with_new_draws(predictions, scorer.settings)["tasks"]["click"]
         assert (click["gauc_by_user_day"] == click["gauc"]) == (days == 1)
 
 
@@ -309,7 +311,7 @@ def test_evaluate_on_ids_of_another_type_names_the_file(shop: Shop) -> None:
     table = shop.table(200)
     index = table.column_names.index("user_id")
     file = shop.write(table.set_column(index, "user_id", pa.array([n % 20 for n in range(200)])))
-    config = shop.config(training={"batch_size": 4096}, evaluation={"bootstrap": 2})
+    config = shop.config(**QUICK)
     freeze_run(train(config, shop.folder / "run").path, shop.folder / "bundle")
     shop.write(table)  # user ids are strings here, but integers in the training log
     with pytest.raises(RankerError, match="'user_id': ids must be integers") as caught:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.config.config import EvaluationConfig
-from pipelines.evaluation.evaluate import evaluate_predictions
 from pipelines.evaluation.format import describe_intervals, format_comparison, format_evaluation
 from pipelines.evaluation.predictions import Predictions
 from pipelines.runs.run import RunFolder
 from ranking.frozen.calibration import Calibration, Platt
 from ranking.schema import Task
+from tests.pipelines.evaluation.conftest import evaluate_with_new_draws
 
 CLICK = Task(name="click", kind="binary")
 WATCH = Task(name="watch", kind="regression")
@@ -36,7 +35,7 @@ def words(line: str) -> str:
 
 def test_format_evaluation_has_one_line_per_task(make_predictions: MakePredictions) -> None:
     rows = ([[1, 5.0], [0, 6.5]] * 600, [[0.8, 5.0], [0.3, 6.0]] * 600)
-    binary, numbers = blocks(evaluate_predictions(make_predictions([CLICK, WATCH], *rows), EvaluationConfig()))
+    binary, numbers = blocks(evaluate_with_new_draws(make_predictions([CLICK, WATCH], *rows)))
     assert binary[0] == "1,200 rows; 95 % intervals over 1,200 users"
     assert words(binary[1]) == HEAD
     assert words(binary[2]).startswith("click 600 1.0000 1.0000–1.0000 – – – 0.2899 0.4183 1.100 0.2500")
@@ -49,7 +48,7 @@ def test_format_evaluation_of_few_labels_names_the_tasks_without_intervals(make_
     """Two labels of a regression task, as of a task whose mask has two positives, give no intervals."""
     labels = [[1.0, 3.0], [1.0, 5.0], *[[0.0, float("nan")]] * 20]
     predictions = make_predictions([CLICK, WATCH], labels, [[0.5, 4.0]] * 22)
-    evaluation = evaluate_predictions(predictions, EvaluationConfig())
+    evaluation = evaluate_with_new_draws(predictions)
     binary, numbers = blocks(evaluation)
     assert binary[1:3] == [
         "no intervals for click: fewer than 5 users have a positive, or a negative",
@@ -60,21 +59,21 @@ def test_format_evaluation_of_few_labels_names_the_tasks_without_intervals(make_
 
 
 def test_format_evaluation_of_undefined_metrics_shows_dashes(make_predictions: MakePredictions) -> None:
-    ((*_, line),) = blocks(evaluate_predictions(make_predictions([CLICK], [float("nan")], [0.5]), EvaluationConfig()))
+    ((*_, line),) = blocks(evaluate_with_new_draws(make_predictions([CLICK], [float("nan")], [0.5])))
     assert words(line) == "click " + " ".join("–" * 10)
 
 
 def test_format_evaluation_of_wide_cells_aligns_the_columns(make_predictions: MakePredictions) -> None:
     tasks = [Task(name="a_task_with_a_long_name", kind="binary"), CLICK, WATCH]
     rows = ([[1, 0, 1e7], [0, 1, -1e7]] * 800, [[0.8, 0.3, 0.0], [0.3, 0.8, 0.0]] * 800)
-    for _, *lines in blocks(evaluate_predictions(make_predictions(tasks, *rows), EvaluationConfig())):
+    for _, *lines in blocks(evaluate_with_new_draws(make_predictions(tasks, *rows))):
         assert len({len(line) for line in lines}) == 1
 
 
 def test_format_evaluation_of_a_calibrated_task_shows_both_values(make_predictions: MakePredictions) -> None:
     calibration = Calibration({"click": Platt(slope=1.0, shift=-1.0)})
     predictions = make_predictions([CLICK], [1, 0, 0], [0.5, 0.4, 0.6], calibration=calibration)
-    _, (head, line) = blocks(evaluate_predictions(predictions, EvaluationConfig()))
+    _, (head, line) = blocks(evaluate_with_new_draws(predictions))
     assert words(head) == "calibrated logloss before norm.entr. before calibr. before cal.error before"
     assert words(line).split()[5:7] == ["0.821", "1.500"]
 

@@ -28,6 +28,7 @@ from ranking.errors import BundleError, LogError, NotConvergedError
 from ranking.frozen.calibration import to_probabilities
 from ranking.frozen.freeze import freeze
 from tests.conftest import GATES
+from tests.pipelines.conftest import QUICK
 from tests.support.one_model import weights_of
 from tests.support.split_rows import split_rows
 
@@ -349,8 +350,7 @@ class TestSingleTaskRun:
     @pytest.fixture(scope="class")
     @staticmethod
     def single(shared_shop: Shop) -> RunFolder:
-        settings = {"training": {"batch_size": 4096}, "evaluation": {"bootstrap": 2}}
-        config = shared_shop.config(model={"gate": {"kind": "single_task"}}, **settings)
+        config = shared_shop.config(model={"gate": {"kind": "single_task"}}, **QUICK)
         return train(config, shared_shop.folder / "single")
 
     def test_single_task_run_contains_one_run_per_task(self, single: RunFolder) -> None:

@@ -27,7 +27,7 @@ from pipelines.evaluation.sources import LogRange, Scorer, bundle_scorer, run_sc
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.errors import LogError, OutputError
-from tests.pipelines.conftest import FIRST_DAY
+from tests.pipelines.conftest import FIRST_DAY, QUICK
 from tests.support.spilled import values_of
 
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ SLICES = ["country", "age", "new_user", "missing"]
 def from_last_to_first(function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterable[Any]:
     """An engine that returns the results in another order."""
     return [function(part) for part in reversed(parts)]
-
-
-QUICK: dict[str, Any] = {"training": {"batch_size": 4096}, "evaluation": {"bootstrap": 2}}
-"""Settings of a run whose quality does not matter."""
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pipelines.report.run_data import read_run_data
 from pipelines.runs.run import RunFolder
 from ranking.errors import LogError, OutputError
 from ranking.metrics.verdict import verdict
+from tests.pipelines.conftest import QUICK
 from tests.pipelines.report.conftest import write_run
 
 SECTIONS = [
@@ -242,8 +243,7 @@ def test_page_of_a_single_task_run_omits_the_gate_sections(shop: Any, tmp_path: 
     from pipelines.jobs.train import train
 
     shop.write(shop.table(400))
-    settings = {"training": {"batch_size": 4096}, "evaluation": {"bootstrap": 2}}
-    result = report_page(train(shop.config(model={"gate": {"kind": "single_task"}}, **settings), tmp_path / "run"))
+    result = report_page(train(shop.config(model={"gate": {"kind": "single_task"}}, **QUICK), tmp_path / "run"))
     assert result.omitted >= {"Gate weights", "Selected experts", "Gate metrics"}
     assert not result.omitted & {"Data", "Learning curves", "Cost per row", "Quality"}
     assert all(task in result.sections[part] for task in ("click", "watch") for part in ("Data", "Quality"))
