@@ -118,7 +118,8 @@ class SelectionDetails(BaseModel):
 class VersionDetails(BaseModel):
     """A published version as its bundle describes it.
 
-    ``inputs``: features that a request may send besides ids; ``derived`` ones are computed if it leaves them out.
+    ``inputs``: features that a request may send besides ids; ``counter`` marks features of counters and
+    histories, which the service computes if a request leaves them out.
     ``evaluation``: the run's evaluation.json. ``backend``: backend in use; null if the version is not loaded.
     """
 
@@ -308,7 +309,7 @@ def describe_inputs(schema: Schema) -> list[dict[str, Any]]:
     return [
         {
             "name": feature.column,
-            "derived": feature.name in schema.counter_columns,
+            "counter": feature.name in schema.counter_columns,
             **feature.model_dump(include={"kind", "owner", "max_length"}),
         }
         for feature in schema.inputs

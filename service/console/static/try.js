@@ -51,7 +51,7 @@ export class TryView {
   }
 
   #build(model) {
-    const owned = (owner) => this.#detail.inputs.filter((input) => input.owner === owner && !input.derived);
+    const owned = (owner) => this.#detail.inputs.filter((input) => input.owner === owner && !input.counter);
     const select = h("select", { id: "try-model", onchange: (event) => this.#open(this.#models.find(({ name }) => name === event.target.value)) },
       this.#models.map(({ name }) => h("option", { value: name, selected: name === model.name }, name)));
     const tasks = h("fieldset", {}, h("legend", {}, "Tasks"), h("div", { class: "form-actions" }, this.#detail.tasks.map(({ name, kind }) =>
@@ -90,7 +90,7 @@ export class TryView {
   }
 
   #buildItems() {
-    const inputs = this.#detail.inputs.filter(({ owner, derived }) => owner === "item" && !derived), { items } = this.#state;
+    const inputs = this.#detail.inputs.filter(({ owner, counter }) => owner === "item" && !counter), { items } = this.#state;
     if (!items.length) items.push(emptyItem());
     const rows = items.map((item, row) => h("tr", {},
       h("td", {}, h("span", { class: "hidden-text" }, `Item ${row + 1}`), this.#itemId(item, row)),

@@ -91,11 +91,11 @@ def test_version_is_described_as_its_bundle_is(console: TestClient, repo: Path) 
     ranker = ranking.load(repo / "feed" / "1")
     version = console.get(f"{API}/models/feed/versions/1").json()
     assert [task["name"] for task in version["tasks"]] == list(ranker.schema.task_names)
-    requested = {feature["name"] for feature in version["inputs"] if not feature["derived"]}
+    requested = {feature["name"] for feature in version["inputs"] if not feature["counter"]}
     assert requested == {feature.column for feature in ranker.schema.inputs} - {"user_id", "item_id"} - {
-        feature["name"] for feature in version["inputs"] if feature["derived"]
+        feature["name"] for feature in version["inputs"] if feature["counter"]
     }
-    assert {feature["name"] for feature in version["inputs"] if feature["derived"]} == {
+    assert {feature["name"] for feature in version["inputs"] if feature["counter"]} == {
         feature.column for feature in ranker.schema.counter_features
     }
     assert version["selection"]["experts_total"] == ranker.selection.num_experts
