@@ -15,6 +15,7 @@ from service.engine.admission import Admission
 from service.engine.engine import Engine
 from service.feature_store.lookup import StoreLookup
 from service.http.admin import repository_routes
+from service.http.answer_recorder import AnswerRecorder
 from service.http.auth.guard import ApiKeyGuard
 from service.http.auth.keys import Keyring
 from service.http.console import console_routes
@@ -138,8 +139,9 @@ def create_app(
         customize_openapi(app, requires_keys=guard is not None)
         return Gateway(app, context, telemetry, guard)
 
-    handler = RankHandler(settings, engine, shadows, answers, served_log)
-    infer_handler = InferHandler(settings, engine, shadows, answers, served_log)
+    recorder = AnswerRecorder(shadows, answers, served_log)
+    handler = RankHandler(settings, engine, recorder)
+    infer_handler = InferHandler(settings, engine, recorder)
     main = [
         ranking_routes(handler, models),
         model_list_routes(models),

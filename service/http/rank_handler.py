@@ -15,14 +15,11 @@ from service.engine.engine import Engine
 from service.engine.errors import TooManyExplanationsError
 from service.engine.model import LoadedModel
 from service.engine.response import RankResult
+from service.http.answer_recorder import AnswerRecorder
 from service.http.decode import decode_request
 from service.http.encode import encode_response
 from service.http.media_types import ARROW, request_format, response_format
-from service.logs.answered_requests import AnsweredRequests
-from service.logs.served_log import ServedLog
-from service.logs.served_request import ServedRequest
 from service.models.registry import ModelRouting
-from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.messages import NoContributions, RankOptions
 from service.server.body_budget import LEASE, BodyLease
 from service.server.parsed_bodies import json_size
@@ -58,21 +55,11 @@ class RankHandler:
     Args:
         settings: Limits of a request.
         engine: Scores requests.
-        shadows: Scores requests again with shadow versions.
-        answers: Remembers answers to check feedback, or None.
-        served_log: Logs answered requests, or None.
+        recorder: Passes answered requests on.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        engine: Engine,
-        shadows: ShadowScorer,
-        answers: AnsweredRequests | None = None,
-        served_log: ServedLog | None = None,
-    ) -> None:
-        self._settings, self._engine, self._shadows = settings, engine, shadows
-        self._answers, self._served_log = answers, served_log
+    def __init__(self, settings: Settings, engine: Engine, recorder: AnswerRecorder) -> None:
+        self._settings, self._engine, self._recorder = settings, engine, recorder
 
     async def respond(self, http: Request, routing: ModelRouting, *, trial: bool = False) -> Response:
         """Answer a request.
@@ -128,14 +115,9 @@ class RankHandler:
         degraded = result.prepared.degraded or (routing.degraded and model is routing.current)
         summary = rank_summary(result, model, options, http.state.request_id, degraded=degraded)
         response = encode_response(result, summary, accept_format, columns=options.layout == "columns")
-        if self._answers is not None and not trial:
-            self._answers.add(summary["request_id"], result.ids)
-        if self._served_log is not None and not trial:
-            answered = summary["request_id"], options.time, timer.arrived, options.user.id, degraded, len(body)
-            self._served_log.add(ServedRequest(model, *answered, result))
+        if not trial:
+            self._recorder.record(http, routing, model, options, items, result, body_bytes=len(body), degraded=degraded)
         timer.end("write")
-        if routing.shadow is not None and routing.shadow is not model and not trial:
-            self._shadows.submit(ShadowRequest(routing.shadow, options, items, result, model.version))
         return Response(response, media_type=accept_format)
 
 

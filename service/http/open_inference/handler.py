@@ -8,16 +8,13 @@ from fastapi import Request, Response
 
 from service.engine.admission import Permit
 from service.engine.engine import Engine
+from service.http.answer_recorder import AnswerRecorder
 from service.http.open_inference.body import read_body
 from service.http.open_inference.decode import to_rank_request
 from service.http.open_inference.encode import encode_tensors
 from service.http.open_inference.fields import named_as_tensors
 from service.http.rank_handler import cancel_on_disconnect
-from service.logs.answered_requests import AnsweredRequests
-from service.logs.served_log import ServedLog
-from service.logs.served_request import ServedRequest
 from service.models.registry import ModelRouting
-from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.open_inference import HEADER_LENGTH
 from service.server.body_budget import LEASE, BodyLease
 from service.server.parsed_bodies import json_size
@@ -31,21 +28,11 @@ class InferHandler:
     Args:
         settings: Limits of a request.
         engine: Scores requests.
-        shadows: Scores requests again with shadow versions.
-        answers: Remembers answers to check feedback, or None.
-        served_log: Logs answered requests, or None.
+        recorder: Passes answered requests on.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        engine: Engine,
-        shadows: ShadowScorer,
-        answers: AnsweredRequests | None = None,
-        served_log: ServedLog | None = None,
-    ) -> None:
-        self._settings, self._engine, self._shadows = settings, engine, shadows
-        self._answers, self._served_log = answers, served_log
+    def __init__(self, settings: Settings, engine: Engine, recorder: AnswerRecorder) -> None:
+        self._settings, self._engine, self._recorder = settings, engine, recorder
 
     async def respond(self, http: Request, routing: ModelRouting) -> Response:
         """Answer a request.
@@ -70,9 +57,8 @@ class InferHandler:
         message, elements = read_body(body, http.headers.get(HEADER_LENGTH), self._settings)
         tensors = to_rank_request(message, elements, model)
         options = tensors.options
-        request_id = options.request_id or http.state.request_id
         if routing.canary is not None:
-            model = routing.route(options.user.id, request_id)
+            model = routing.route(options.user.id, options.request_id or http.state.request_id)
             request_info["version"] = model.version
             if model is routing.canary:  # the names of columns depend on the version
                 tensors = to_rank_request(message, elements, model)
@@ -85,12 +71,8 @@ class InferHandler:
             result = await self._engine.rank(model, options, tensors.items, timer)
         degraded = result.prepared.degraded or (routing.degraded and model is routing.current)
         response = encode_tensors(result, tensors.outputs, model, message.id, degraded=degraded)
-        if self._answers is not None:
-            self._answers.add(request_id, result.ids)
-        if self._served_log is not None:
-            answered = request_id, options.time, timer.arrived, options.user.id, degraded, len(body)
-            self._served_log.add(ServedRequest(model, *answered, result))
+        self._recorder.record(
+            http, routing, model, options, tensors.items, result, body_bytes=len(body), degraded=degraded
+        )
         timer.end("write")
-        if routing.shadow is not None and routing.shadow is not model:
-            self._shadows.submit(ShadowRequest(routing.shadow, options, tensors.items, result, model.version))
         return response
