@@ -57,9 +57,10 @@ coverage: test-all
 	  echo "$$package $$($(BIN)/coverage report --include="$$package/*" --format=total --precision=1) %"; done
 
 # Sends ten minutes of mixed traffic to one process and then to two workers, and checks that memory and open files have
-# not grown.
+# not grown. Then runs the closed loop for ten minutes beside releases, loads, restarts and damaged files, and checks that
+# its rows and sums agree with what was sent.
 soak: .venv/dev
-	RANKER_SOAK_SECONDS=600 $(BIN)/pytest -s -m nightly tests/service/test_soak.py
+	RANKER_SOAK_SECONDS=600 $(BIN)/pytest -s -m nightly tests/service/test_soak.py tests/pipelines/loop/test_loop_soak.py
 
 lint: lint-code lint-types lint-lanes
 
