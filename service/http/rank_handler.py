@@ -112,7 +112,7 @@ class RankHandler:
         except TooManyExplanationsError:
             http.state.rejection = EXPLAIN
             raise
-        degraded = result.prepared.degraded or (routing.degraded and model is routing.current)
+        degraded = result.prepared.degraded or routing.is_fallback(model)
         summary = rank_summary(result, model, options, http.state.request_id, degraded=degraded)
         response = encode_response(result, summary, accept_format, columns=options.layout == "columns")
         if not trial:

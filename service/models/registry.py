@@ -51,6 +51,10 @@ class ModelRouting:
         """Loaded versions by version string."""
         return {model.version: model for _, model in self.roles}
 
+    def is_fallback(self, model: LoadedModel) -> bool:
+        """Return whether a version answers because this process could not load the version of the release."""
+        return self.degraded and model is self.current
+
     def route(self, user: int | str | None, request_id: str) -> LoadedModel:
         """Select the version that answers a request, by a hash of the user, or of the request id if there is no user.
 

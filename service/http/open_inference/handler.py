@@ -69,7 +69,7 @@ class InferHandler:
         permit.count(count)
         with cancel_on_disconnect(permit), named_as_tensors(model.ranker.schema.columns):
             result = await self._engine.rank(model, options, tensors.items, timer)
-        degraded = result.prepared.degraded or (routing.degraded and model is routing.current)
+        degraded = result.prepared.degraded or routing.is_fallback(model)
         response = encode_tensors(result, tensors.outputs, model, message.id, degraded=degraded)
         self._recorder.record(
             http, routing, model, options, tensors.items, result, body_bytes=len(body), degraded=degraded
