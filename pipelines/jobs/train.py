@@ -265,23 +265,25 @@ def _fit(
         table_weights = warm_start.initialize(model)
         if warm_start.reopen:
             model.gate.reopen(config.training.convergence.gamma)
-    loader = partial(BatchLoader, data.reader, data.index, logs=config.logs, settings=config.training)
-    ranking = config.training.ranking_loss
-    encode_train = partial(
-        LabeledBatch.from_table,
-        encoder=data.encoder,
-        position_encoder=data.position_encoder,
-        ranking_within=None if ranking is None else ranking.within,
+    loader = partial(
+        BatchLoader,
+        data.reader,
+        data.index,
+        logs=config.logs,
+        settings=config.training,
+        rank=context.rank,
+        world_size=context.world_size,
     )
-    encode_validation = partial(LabeledBatch.from_table, encoder=data.encoder)
-    loader = partial(loader, rank=context.rank, world_size=context.world_size)
-    train_batches = loader(encode=encode_train)
+    encode = partial(LabeledBatch.from_table, encoder=data.encoder)
+    ranking = config.training.ranking_loss
+    within = None if ranking is None else ranking.within
+    train_batches = loader(encode=partial(encode, position_encoder=data.position_encoder, ranking_within=within))
     trainer = Trainer(
         config,
         run,
         context,
         train_batches,
-        loader(encode=encode_validation, split="validation", shuffle=False),
+        loader(encode=encode, split="validation", shuffle=False),
         model,
         IdDropout(data.encoder, data.survey.get("unknown_ids", {}), config.training),
         teachers=load_teachers(run, config, context.device),
