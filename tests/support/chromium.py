@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -116,9 +115,6 @@ class Page:
     def wait_for(self, script: str) -> Any:
         """Poll a JavaScript expression and return its first true value."""
         return wait_until(lambda: self.run(script), lambda: f"{script}: {self.run('document.body.innerText')}")
-
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the DevTools protocol for this page and return its result."""

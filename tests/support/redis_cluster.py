@@ -13,7 +13,6 @@ from tests.support.ports import HOST, free_port
 from tests.support.redis_server import RedisServer, require_redis
 from tests.support.waiting import wait_until
 
-SLOTS = 16_384
 SERVICE = "features"
 """Name of the primary at the Sentinel."""
 
