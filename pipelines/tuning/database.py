@@ -122,6 +122,23 @@ class DatabaseStorage:
             raise OutputError(f"{self._folder} has trials of another study, in {recorded}: name another folder")
         return study
 
+    def check(self, study: Study) -> None:
+        """Check that the study is the one of the folder; the caller holds the lock.
+
+        Raises:
+            OutputError: the study was deleted, or replaced by that of another configuration.
+        """
+        try:
+            study_id = study.user_attrs.get(STUDY_ID)
+        except KeyError:
+            study_id = None
+        file = self._folder / DATABASE
+        if study_id is None or not file.exists() or file.read_text().splitlines()[-1] != study_id:
+            raise OutputError(
+                f"the study '{study.study_name}' of {self._folder} in {self.address} was deleted, or replaced by that "
+                "of another configuration: name another folder"
+            )
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock of the study.

@@ -56,6 +56,9 @@ class FolderStorage:
         storage = JournalStorage(JournalFileBackend(str(self._folder / JOURNAL)))
         return optuna.create_study(storage=storage, study_name=config.name, pruner=pruner, load_if_exists=True)
 
+    def check(self, study: Study) -> None:
+        """Do nothing: the journal of a folder is that of its study."""
+
     def lock(self) -> AbstractContextManager[None]:
         """Hold the lock of the study; it is released if the process dies."""
         return exclusive_lock(self._folder)

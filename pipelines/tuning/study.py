@@ -154,8 +154,13 @@ class StudyFolder:
         return next((run for run in runs if run.encoder.is_dir()), None)
 
     def lease(self, total: int, worker: int) -> TrialLease | None:
-        """Lease the next trial to this process; None if ``total`` trials have ended or are running."""
+        """Lease the next trial to this process; None if ``total`` trials have ended or are running.
+
+        Raises:
+            OutputError: the study is no longer in the database.
+        """
         with self.storage.lock():
+            self.storage.check(self._study)
             self._recover()
             if len(self.ended_trials()) + len(self._running_trials()) >= total:
                 return None
@@ -197,10 +202,14 @@ class StudyFolder:
 
         Returns:
             Whether the trial counts; it does not if another machine has found no heartbeats and repeats it.
+
+        Raises:
+            OutputError: the study is no longer in the database.
         """
         trial = lease.trial
         with self.storage.lock():
             lease.stop()
+            self.storage.check(self._study)
             if all(running.number != trial.number for running in self._running_trials()):
                 lease.release()
                 self._discard(trial.number)

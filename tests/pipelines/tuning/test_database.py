@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pg8000
 import pytest
 
@@ -307,6 +308,32 @@ def test_study_whose_log_was_never_usable_accepts_another_configuration(
     study = StudyFolder.create(shop.folder / "a", shop.config(model={"experts": 4}), storage_of(url))
     assert study.trials() == []
     assert StudyFolder.create(shop.folder / "b", study.config, storage_of(url)).config.model.num_experts == 4
+
+
+def test_study_that_another_configuration_replaces_gets_no_trials_of_the_first(
+    shop: Shop, url: str, machine: Machine
+) -> None:
+    here = machine("a")
+    there = StudyFolder.create(shop.folder / "b", shop.config(model={"experts": 4}), storage_of(url))
+    for study in here, StudyFolder(here.path, storage_of(url)):  # a worker opens it by name
+        with pytest.raises(OutputError, match=r"^the study '.*' of .*a in postgresql://.* was deleted, or replaced by"):
+            study.lease(1, 0)
+    assert there.trials() == []
+
+
+def test_study_that_is_deleted_during_a_trial_stops_the_worker(
+    url: str, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = machine("a")
+
+    def training(config: Any, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        optuna.delete_study(study_name=config.name, storage=study.storage._storage)
+        return training_with_losses(1.0)(config, on_check)
+
+    fake_trainings(monkeypatch, training)
+    with pytest.raises(SystemExit):
+        run_trials(study, 1)
+    assert re.search(r"worker 0: the study '.*' of .*a in postgresql://.* was deleted", capsys.readouterr().err)
 
 
 def test_folder_of_a_study_without_database_fails(shop: Shop, machine: Machine) -> None:
