@@ -123,9 +123,9 @@ class StudyFolder:
         claim_folder(path, config)
         with write_errors(path):
             (path / "trials").mkdir(exist_ok=True)
-        study = cls(path, lambda _: storage)
-        if not isinstance(storage, FolderStorage):
-            with storage.lock():
+        with storage.lock():  # opened before, another machine could replace it
+            study = cls(path, lambda _: storage)
+            if not isinstance(storage, FolderStorage):
                 study._recover()
                 is_unused = not study.ended_trials() and not study._running_trials()
                 study._study = storage.claim(study._study, config, is_unused)

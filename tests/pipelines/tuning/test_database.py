@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -319,6 +319,24 @@ def test_study_that_another_configuration_replaces_gets_no_trials_of_the_first(
         with pytest.raises(OutputError, match=r"^the study '.*' of .*a in postgresql://.* was deleted, or replaced by"):
             study.lease(1, 0)
     assert there.trials() == []
+
+
+def test_machines_that_start_together_replace_a_study_without_trials_once(
+    shop: Shop, url: str, machine: Machine
+) -> None:
+    machine("a")
+    changed, other = shop.config(model={"experts": 4}), storage_of(url)
+
+    class LateStorage(DatabaseStorage):
+        @contextmanager
+        def lock(self) -> Iterator[None]:
+            StudyFolder.create(shop.folder / "b", changed, other)
+            with super().lock():
+                yield
+
+    late = StudyFolder.create(shop.folder / "c", changed, partial(LateStorage, address=DatabaseAddress.parse(url)))
+    assert late.lease(1, 0) is not None
+    assert len(StudyFolder.create(shop.folder / "b", changed, other).trials()) == 1
 
 
 def test_study_that_is_deleted_during_a_trial_stops_the_worker(
