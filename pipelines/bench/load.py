@@ -78,7 +78,7 @@ class LoadSpec:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimedResponse:
     """One request: the time at which it was due, its latency in seconds, and its response."""
 
     due: float
@@ -100,7 +100,7 @@ async def run_load(spec: LoadSpec) -> dict[str, Any]:
     return summary | {"client_cpu": utilization}
 
 
-def summarize(samples: list[Sample], begin: float, end: float, *, by_due: bool) -> dict[str, Any]:
+def summarize(samples: list[TimedResponse], begin: float, end: float, *, by_due: bool) -> dict[str, Any]:
     """Summarize the requests of a time window.
 
     Args:
@@ -151,10 +151,10 @@ def _percentile(values: list[float], percent: float) -> float:
     return float(np.percentile(values, percent, method="inverted_cdf"))
 
 
-async def _closed_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], float]:
+async def _closed_loop(spec: LoadSpec, start: float) -> tuple[list[TimedResponse], float]:
     """Return the requests and the end time of the measurement."""
     requests: list[bytes] = spec.requests()
-    samples: list[Sample] = []
+    samples: list[TimedResponse] = []
     begin = start + spec.warmup_seconds
     required, successes = max(MIN_RESPONSES, MIN_RESPONSES_PER_CLIENT * spec.clients), 0
     end: float | None = None
@@ -171,7 +171,7 @@ async def _closed_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], floa
                     end = begin + spec.seconds
                 elif successes + 1 == required or now > begin + TIMEOUT_SECONDS:
                     end = now
-            samples.append(Sample(due, now - due, response))
+            samples.append(TimedResponse(due, now - due, response))
             successes += response.status == OK and now >= begin
             number += 1
             if not connection.is_open:
@@ -183,10 +183,10 @@ async def _closed_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], floa
     return samples, end
 
 
-async def _open_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], float]:
+async def _open_loop(spec: LoadSpec, start: float) -> tuple[list[TimedResponse], float]:
     """Return the requests and the end time of the measurement."""
     requests: list[bytes] = spec.requests()
-    samples: list[Sample] = []
+    samples: list[TimedResponse] = []
     random_source, end = random.Random(spec.seed), start + spec.warmup_seconds + spec.seconds
     idle: list[ClientConnection] = []
     connection_slots = asyncio.Semaphore(MAX_CONNECTIONS)
@@ -195,7 +195,7 @@ async def _open_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], float]
         async with connection_slots:
             connection = idle.pop() if idle else await ClientConnection.open(HOST, spec.port)
             response = await connection.send(requests[number % len(requests)])
-            samples.append(Sample(due, time.perf_counter() - due, response))
+            samples.append(TimedResponse(due, time.perf_counter() - due, response))
             if connection.is_open:
                 idle.append(connection)
 

@@ -18,7 +18,7 @@ from pyarrow.fs import FileSystem
 
 from pipelines.console import Progress
 from pipelines.data.parquet import check_unique_names
-from pipelines.init.sampling import BlockSample, Sample
+from pipelines.init.sampling import BlockSample, LogSample
 from ranking.errors import LogError
 
 UNKNOWN = ("?", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "None", r"\N")
@@ -72,7 +72,7 @@ class CsvSource:
             yield first_row, self._typed(table)
             first_row += table.num_rows
 
-    def _inspect(self) -> tuple[dict[str, str], dict[str, str], Sample]:
+    def _inspect(self) -> tuple[dict[str, str], dict[str, str], LogSample]:
         """Read the file once; return the type of each column, notes about unknown values, and a sample."""
         possible = {name: {"integer", "number", "boolean"} for name in self._names}
         unknown: dict[str, Counter[str]] = {name: Counter() for name in self._names}
@@ -103,9 +103,9 @@ class CsvSource:
                 notes[name] = f"{spellings} in {counts_of_name.total():,} rows read as null"
         self._types = types
         if not total:
-            return types, notes, Sample(pa.table({}), pa.array([], pa.int64()).to_numpy(), 0)
+            return types, notes, LogSample(pa.table({}), pa.array([], pa.int64()).to_numpy(), 0)
         texts = sample.sample(total, self.location)
-        return types, notes, Sample(self._typed(texts.rows).combine_chunks(), texts.positions, total)
+        return types, notes, LogSample(self._typed(texts.rows).combine_chunks(), texts.positions, total)
 
     def _typed(self, table: pa.Table) -> pa.Table:
         return pa.table({name: _cast(_known(table[name]), self._types[name]) for name in self._names})

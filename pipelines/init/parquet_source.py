@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.data.parquet import LogFile
-from pipelines.init.sampling import BlockSample, Sample
+from pipelines.init.sampling import BlockSample, LogSample
 
 MAX_ROW_GROUPS = 64
 """Maximum number of row groups that are read for the sample; they are spread evenly over the log."""
@@ -31,7 +31,7 @@ class ParquetSource:
         self.location = location
         self.notes: dict[str, str] = {}
         self._files = files
-        self.sample: Sample = self._sample()
+        self.sample: LogSample = self._sample()
 
     def chunks(self) -> Iterator[tuple[int, pa.Table]]:
         """Yield the position of the first row and the rows of each chunk."""
@@ -46,7 +46,7 @@ class ParquetSource:
             except (OSError, pa.ArrowException) as error:
                 raise file.read_error(error) from None
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> LogSample:
         groups: list[tuple[LogFile, int, int]] = []  # file, row group, position of its first row
         total = 0
         for file in self._files:
@@ -71,4 +71,4 @@ class ParquetSource:
                         first_row += table.num_rows
             except (OSError, pa.ArrowException) as error:
                 raise file.read_error(error) from None
-        return sample.sample(total, self.location) if total else Sample(empty, np.empty(0, np.int64), 0)
+        return sample.sample(total, self.location) if total else LogSample(empty, np.empty(0, np.int64), 0)

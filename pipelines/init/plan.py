@@ -19,7 +19,7 @@ from pipelines.data.splits import local_microseconds
 from pipelines.init.guesses import FeatureGuess, LeftOut, TaskGuess
 from pipelines.init.leakage import suspicious_features
 from pipelines.init.roles import Overrides, Roles, guess_roles
-from pipelines.init.sizes import Sizes, choose_sizes
+from pipelines.init.sizes import TrainingSizes, choose_sizes
 from pipelines.init.source import Source
 from pipelines.init.splits import Labels, Splits, choose_splits
 from pipelines.inspection.label_bounds import default_bounds
@@ -55,7 +55,7 @@ class Plan:
     source: Source
     roles: Roles
     splits: Splits
-    sizes: Sizes
+    sizes: TrainingSizes
     bad_rows: dict[str, float]
     matches: dict[Owner, float]
 

@@ -19,7 +19,7 @@ Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Sample:
+class LogSample:
     """Rows of a log.
 
     Attributes:
@@ -61,7 +61,7 @@ class BlockSample:
         if sum(block.num_rows for *_, block in self._blocks) > 2 * SAMPLED_ROWS:
             self._prune()
 
-    def sample(self, total: int, location: str) -> Sample:
+    def sample(self, total: int, location: str) -> LogSample:
         """Return the sampled rows.
 
         Args:
@@ -80,7 +80,7 @@ class BlockSample:
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             reason = " ".join(str(error).split())
             raise LogError(f"{location}: files have different types ({reason}): write one type in all files") from None
-        return Sample(rows.combine_chunks(), np.concatenate(positions), total)
+        return LogSample(rows.combine_chunks(), np.concatenate(positions), total)
 
     def _prune(self) -> None:
         """Keep the blocks with the smallest keys."""

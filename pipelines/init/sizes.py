@@ -14,7 +14,7 @@ SMALL_ROWS = 20_000
 
 
 @dataclass(frozen=True)
-class Sizes:
+class TrainingSizes:
     """Sizes of a training.
 
     Attributes:
@@ -30,7 +30,7 @@ class Sizes:
     small: bool
 
 
-def choose_sizes(rows: int) -> Sizes:
+def choose_sizes(rows: int) -> TrainingSizes:
     """Return sizes for this number of training rows."""
     batch_size = SMALLEST_BATCH
     while batch_size < LARGEST_BATCH and rows // (2 * batch_size) >= WANTED_STEPS:
@@ -39,4 +39,4 @@ def choose_sizes(rows: int) -> Sizes:
     epochs = min(MAX_EPOCHS, max(1, -(-WANTED_STEPS // per_epoch)))
     if rows > SMALL_ROWS:
         epochs = 1  # ids overfit in the second pass
-    return Sizes(batch_size, epochs, per_epoch * epochs, rows <= SMALL_ROWS)
+    return TrainingSizes(batch_size, epochs, per_epoch * epochs, rows <= SMALL_ROWS)

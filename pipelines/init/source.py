@@ -13,7 +13,7 @@ from pipelines.config.uri import Uri, open_uri, redact_uri
 from pipelines.data.parquet import find_files
 from pipelines.init.csv_source import CsvSource
 from pipelines.init.parquet_source import ParquetSource
-from pipelines.init.sampling import Sample
+from pipelines.init.sampling import LogSample
 from ranking.errors import LogError
 
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".data", ".dat", ".txt")
@@ -32,7 +32,7 @@ class Source(Protocol):
 
     location: str
     is_csv: bool
-    sample: Sample
+    sample: LogSample
     notes: dict[str, str]
 
     def chunks(self) -> Iterator[tuple[int, pa.Table]]:

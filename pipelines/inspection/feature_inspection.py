@@ -17,7 +17,7 @@ import pyarrow as pa
 from pipelines.data.dedup import value_hashes
 from ranking.encoding.encoder import encode_labels
 from ranking.encoding.encoder_fitter import MIN_INDICATED, has_indicator
-from ranking.encoding.row_sample import Matrix, Positions, RowSample
+from ranking.encoding.row_sample import Matrix, Positions, number_sample, row_keys
 from ranking.metrics.binary import auc
 from ranking.schema import InputFeature, NumberFeature, Schema, Task
 from ranking.schema.value_text import value_text
@@ -75,7 +75,7 @@ class FeatureInspector:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._sample = RowSample(SAMPLED_ROWS)
+        self._sample = number_sample(SAMPLED_ROWS)
         self._candidates: dict[str, Any] = {}  # the first value of each feature
         self._hashes: dict[str, np.uint64] = {}
         self._varying: set[str] = set()
@@ -85,7 +85,7 @@ class FeatureInspector:
     def add(self, rows: pa.Table, positions: Positions) -> None:
         """Add usable rows of the training split, and the position of each in the log [rows]."""
         self._rows += rows.num_rows
-        self._sample.add(positions, lambda chosen: self._encode(rows.take(chosen)))
+        self._sample.add(row_keys(positions), lambda chosen: self._encode(rows.take(chosen)))
         for feature in self._schema.inputs:
             column = rows[feature.column].combine_chunks()
             self._nulls[feature.name] += column.null_count
@@ -163,7 +163,7 @@ class FeatureInspector:
 
     def associations(self) -> Iterator[Association]:
         """Yield how well each feature alone predicts each label in a sample."""
-        sample = self._sample.values()
+        sample = self._sample.rows()
         if sample is None:
             return
         features = self._schema.inputs

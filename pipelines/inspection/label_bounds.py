@@ -18,7 +18,7 @@ from pipelines.config.config import LogsConfig
 from pipelines.data.log_schema import to_float64
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import split_range
-from ranking.encoding.row_sample import Matrix, Positions, RowSample
+from ranking.encoding.row_sample import Matrix, Positions, number_sample, row_keys
 from ranking.schema import Schema, Task
 
 SAMPLED_LABELS = 100_000
@@ -45,13 +45,13 @@ def estimate_label_bounds(reader: LogReader, logs: LogsConfig, schema: Schema) -
     tasks = [task for task in schema.tasks if task.kind == "regression" and None in (task.min, task.max)]
     if not tasks:
         return schema
-    sample, read = RowSample(SAMPLED_LABELS), 0
+    sample, read = number_sample(SAMPLED_LABELS), 0
     columns = {schema.columns.time, *(task.label for task in tasks), *(task.mask for task in tasks if task.mask)}
     for file, rows in reader.read_columns(columns, split_range(logs, "train")):
         with as_log_error(file):
-            sample.add(np.arange(read, read + len(rows)), partial(_labels, rows, tasks))
+            sample.add(row_keys(np.arange(read, read + len(rows))), partial(_labels, rows, tasks))
         read += len(rows)
-    labels = sample.values()
+    labels = sample.rows()
     if labels is None:
         return schema
     bounds = {task.name: default_bounds(task, labels[:, i]) for i, task in enumerate(tasks)}

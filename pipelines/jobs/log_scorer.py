@@ -25,7 +25,7 @@ MAX_EMPTY_SHARE = 0.5
 
 
 @dataclass
-class ScoredRows:
+class ScoringCounts:
     """What is known of scored rows.
 
     Attributes:
@@ -38,7 +38,7 @@ class ScoredRows:
     counts: Counter[str] = field(default_factory=lambda: Counter(scored=0, bad=0))
     included: int = 0
 
-    def add(self, other: ScoredRows) -> None:
+    def add(self, other: ScoringCounts) -> None:
         """Add other rows."""
         self.empty &= other.empty
         self.counts.update(other.counts)
@@ -76,7 +76,7 @@ class LogScorer:
             LogError: the log cannot be read or is empty.
         """
         for chunk in self.reader.scan(drop_duplicates=False):
-            return self._score(chunk, ScoredRows(set(self.features))).schema
+            return self._score(chunk, ScoringCounts(set(self.features))).schema
         raise self._empty_log()
 
     def score(
@@ -86,7 +86,7 @@ class LogScorer:
         file: str | None = None,
         schema: pa.Schema | None = None,
         progress: Progress | None = None,
-    ) -> ScoredRows:
+    ) -> ScoringCounts:
         """Score every row; duplicates are kept.
 
         Args:
@@ -100,7 +100,7 @@ class LogScorer:
             LogError: a file cannot be read, or there are no rows and no ``schema``.
             OutputError: a file cannot be written.
         """
-        scored = ScoredRows(set(self.features))
+        scored = ScoringCounts(set(self.features))
         reader = self.reader if file is None else self.reader.with_file(file)
         try:
             with write_errors(out), RowGroupWriter(out) as writer, open_quarantine(quarantine) as bad_rows:
@@ -120,7 +120,7 @@ class LogScorer:
                 quarantine.unlink(missing_ok=True)
         return scored
 
-    def _score(self, chunk: ScannedChunk, scored: ScoredRows) -> pa.Table:
+    def _score(self, chunk: ScannedChunk, scored: ScoringCounts) -> pa.Table:
         """Return ids, time and scores of the rows of a chunk, and add them to what is known."""
         ranker, columns = self._ranker, self._ranker.schema.columns
         names = [c for c in (columns.user, columns.item, columns.time) if c in chunk.rows.column_names]
@@ -139,7 +139,7 @@ class LogScorer:
                 scored.counts[f"unseen_{owner}s"] += unseen
         return table
 
-    def check(self, scored: ScoredRows, quarantine: Path, *, allow_missing: bool) -> None:
+    def check(self, scored: ScoringCounts, quarantine: Path, *, allow_missing: bool) -> None:
         """Report what users should know of the scores of the whole log.
 
         Raises:

@@ -15,7 +15,7 @@ import torch
 from pipelines.config.uri import Uri
 from pipelines.console import Progress
 from pipelines.engines import Engine
-from pipelines.jobs.log_scorer import LogScorer, ScoredRows
+from pipelines.jobs.log_scorer import LogScorer, ScoringCounts
 from ranking.artifacts import bundle
 from ranking.artifacts.atomic_files import atomic_directory, check_creatable, check_writable, write_errors
 from ranking.frozen.ranker import FrozenRanker
@@ -119,7 +119,7 @@ def score_parts(
     scorer, quarantine = LogScorer(ranker, logs, tasks), _quarantine(out)
     scorer.reader.check_files()
     names, schema = tuple(task.name for task in scorer.tasks), scorer.schema()
-    scored, progress = ScoredRows(set(scorer.features)), Progress("scoring", unit="rows")
+    scored, progress = ScoringCounts(set(scorer.features)), Progress("scoring", unit="rows")
     with atomic_directory(out) as draft:
         parts = [
             Part(folder.absolute(), logs, names, file.name, schema, *_files_of_part(draft, number))
@@ -136,7 +136,7 @@ def score_parts(
     return dict(scored.counts)
 
 
-def score_part(part: Part) -> ScoredRows:
+def score_part(part: Part) -> ScoringCounts:
     """Score a part of a log in a worker of an engine, with one thread; see ``LogScorer.score``.
 
     Its files replace those of an earlier attempt, which may still be running if an engine has lost sight of it.

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class History:
+class TrainingHistory:
     """Training history of one model.
 
     Attributes:
@@ -56,7 +56,7 @@ class RunData:
     task_similarity: Json | None
     selection: Json | None
     evaluation: Json | None
-    histories: list[History]
+    histories: list[TrainingHistory]
 
     @property
     def single_task(self) -> bool:
@@ -70,7 +70,7 @@ class RunData:
         return gate.kind == "attentive" or getattr(gate, "per_example", False)
 
     @property
-    def history(self) -> History | None:
+    def history(self) -> TrainingHistory | None:
         """The history of the multi-task model; None for a single-task run."""
         return None if self.single_task or not self.histories else self.histories[0]
 
@@ -113,12 +113,12 @@ def _merge_surveys(surveys: list[Json]) -> Json | None:
     return {**first, "labels": labels, "bad": bad}
 
 
-def _read_history(run: RunFolder, epochs: int) -> History | None:
+def _read_history(run: RunFolder, epochs: int) -> TrainingHistory | None:
     checks = list(_read_jsonl(run.metrics)) if run.metrics.is_file() else []
     if not checks:
         return None
     last = checks[-1]
-    return History(tuple(last["validation"]), checks, round(last["step"] / last["epoch"] * epochs))
+    return TrainingHistory(tuple(last["validation"]), checks, round(last["step"] / last["epoch"] * epochs))
 
 
 def _read_jsonl(file: Path) -> Iterable[Json]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.report.plots import MANY_TASKS, Marker, Plot, Series, Size, line_plot, thin
-from pipelines.report.run_data import History, RunData
+from pipelines.report.run_data import RunData, TrainingHistory
 from pipelines.report.section import Section
 
 MAX_COLORS = 8
@@ -104,7 +104,7 @@ def gate_weights(run_data: RunData) -> Section:
     )
 
 
-def schedule_markers(run_data: RunData, history: History) -> list[Marker]:
+def schedule_markers(run_data: RunData, history: TrainingHistory) -> list[Marker]:
     """Return the steps of budget, start of annealing and final selection; none for gates without a schedule."""
     if run_data.config.model.gate.kind in GATES_WITHOUT_SCHEDULE:
         return []
@@ -122,7 +122,7 @@ def schedule_markers(run_data: RunData, history: History) -> list[Marker]:
     return markers
 
 
-def _loss_plot(task: str, history: History, markers: Sequence[Marker], size: Size) -> Plot:
+def _loss_plot(task: str, history: TrainingHistory, markers: Sequence[Marker], size: Size) -> Plot:
     train = [(check["step"], check["train"][task]) for check in history.checks]
     validation = [(check["step"], check["validation"][task]) for check in history.checks]
     best = min(validation, key=lambda point: point[1])
@@ -138,7 +138,7 @@ def _loss_plot(task: str, history: History, markers: Sequence[Marker], size: Siz
     return line_plot(task, lines, x_max=history.steps, label=label, markers=markers, size=size)
 
 
-def _schedule_plots(history: History, markers: Sequence[Marker]) -> list[Plot]:
+def _schedule_plots(history: TrainingHistory, markers: Sequence[Marker]) -> list[Plot]:
     """Return the plots of remaining experts, speed and learning rate."""
     panels = []
     for key, title in (
@@ -157,7 +157,7 @@ def _schedule_plots(history: History, markers: Sequence[Marker]) -> list[Plot]:
     return panels
 
 
-def _used_experts(history: History) -> list[int]:
+def _used_experts(history: TrainingHistory) -> list[int]:
     """Return the experts with a final weight above 0 for some task, in order of decreasing total weight."""
     weights_by_task = history.checks[-1]["gate_weights"].values()
     totals = [sum(weights) for weights in zip(*weights_by_task, strict=True)]
@@ -166,7 +166,7 @@ def _used_experts(history: History) -> list[int]:
 
 def _weights_plot(
     task: str,
-    history: History,
+    history: TrainingHistory,
     colored: Sequence[int],
     markers: Sequence[Marker],
     y_range: tuple[float, float],

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from ranking.encoding.columns import is_list, read_column, to_canonical
 from ranking.encoding.encoder import Encoder, Scale, transform_column, transform_numbers
 from ranking.encoding.id_counts import IdCounts
-from ranking.encoding.row_sample import Positions, RowSample
+from ranking.encoding.row_sample import Positions, number_sample, row_keys
 from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdMapping, Vocabulary
 from ranking.errors import InvalidInputError
 from ranking.schema import BucketsFeature, IdFeature, NumericFeature, PooledFeature, Schema, SparseFeature
@@ -124,7 +124,7 @@ class EncoderFitter:
         self._first_columns: dict[str, str] = {}  # Column of the first ids of each table, which determine their type.
         self._moments = {feature.name: _Moments() for feature in schema.numerics}
         self._samples = {
-            feature.name: RowSample(SAMPLED_FOR_BINS if isinstance(feature, NumericFeature) else SAMPLED_NUMBERS)
+            feature.name: number_sample(SAMPLED_FOR_BINS if isinstance(feature, NumericFeature) else SAMPLED_NUMBERS)
             for feature in schema.numbers
             if isinstance(feature, NumericFeature) or feature.count is not None
         }
@@ -152,7 +152,7 @@ class EncoderFitter:
                 self._moments[feature.name].add(column, feature.transform)
             if feature.name in self._samples:
                 known = positions[column.is_valid().to_numpy(zero_copy_only=False)]
-                self._samples[feature.name].add(known, column.drop_null().to_numpy().take)
+                self._samples[feature.name].add(row_keys(known), column.drop_null().to_numpy().take)
             elif isinstance(feature, IdFeature) and feature.table in self._counted:
                 self._count(feature.table, pc.list_flatten(column) if is_list(column.type) else column, feature.column)
 
@@ -214,7 +214,7 @@ class EncoderFitter:
 
     def _sample(self, name: str) -> FloatArray:
         """Return the sampled numbers of a feature."""
-        values = self._samples[name].values()
+        values = self._samples[name].rows()
         return np.empty(0) if values is None else values
 
     def _id_mapping(self, name: str, feature: SparseFeature) -> IdMapping:

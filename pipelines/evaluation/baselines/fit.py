@@ -17,11 +17,11 @@ from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import split_range
 from pipelines.evaluation.baselines.means import MeansById
-from pipelines.evaluation.baselines.row_sample import RowSample
 from pipelines.evaluation.baselines.tree_columns import TreeColumns
 from pipelines.evaluation.sources import Scorer
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import EncodedBatch, Float32
+from ranking.encoding.row_sample import RowSample
 from ranking.encoding.vocabulary import hash_column
 from ranking.errors import LogError
 from ranking.metrics import Array, Ids
@@ -109,7 +109,8 @@ def fit_baselines(source: Scorer) -> Baselines | str:
         return f"{source.name} is a bundle, which does not contain its training log; evaluate its run to get them"
     print_status(f"fitting the baselines {', '.join(names)} on the training split")
     schema = source.schema
-    users, items, sample = MeansById(len(schema.tasks)), MeansById(len(schema.tasks)), RowSample(SAMPLE_ROWS)
+    users, items = MeansById(len(schema.tasks)), MeansById(len(schema.tasks))
+    sample, random = RowSample(SAMPLE_ROWS, LabeledBatch.concat, LabeledBatch.take), np.random.default_rng(0)
     sums, weights, rows = np.zeros(len(schema.tasks)), np.zeros(len(schema.tasks)), 0
     try:
         reader = LogReader(logs.path, schema, dict(source.tables), until=logs.test_until)
@@ -125,12 +126,11 @@ def fit_baselines(source: Scorer) -> Baselines | str:
                 users.add(batch.users, batch.labels, batch.weights)
                 ids = hash_column(chunk.rows[schema.columns.item].combine_chunks())
                 items.add(ids, batch.labels, batch.weights)
-                sample.add(batch)
+                sample.add(random.random(len(batch)), batch.take)
     except LogError as error:
         return f"the training log cannot be read ({error})"
-    if not rows:
+    if (sampled := sample.rows()) is None:
         return "the training split of the log has no usable row"
-    sampled = sample.rows()
     overall = np.where(weights > 0, sums / np.where(weights > 0, weights, 1), np.nan)
     baselines = Baselines(schema.tasks, names, schema.columns.item, rows, len(sampled), overall, users, items)
     for i, task in enumerate(schema.tasks):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipelines.bench.connection import BROKEN, ClientConnection, RequestBody, Response
-from pipelines.bench.load import MIN_RESPONSES, MIN_RESPONSES_PER_CLIENT, LoadSpec, Sample, run_load, summarize
+from pipelines.bench.load import MIN_RESPONSES, MIN_RESPONSES_PER_CLIENT, LoadSpec, TimedResponse, run_load, summarize
 
 STAGES = "Server-Timing: parse;dur=0.5, look-up;dur=1.25"
 
@@ -152,8 +152,8 @@ def test_response_without_content_length_breaks_the_connection() -> None:
     asyncio.run(run())
 
 
-def sample(due: float, seconds: float, status: int = 200) -> Sample:
-    return Sample(due, seconds, Response(status, {}, 1))
+def sample(due: float, seconds: float, status: int = 200) -> TimedResponse:
+    return TimedResponse(due, seconds, Response(status, {}, 1))
 
 
 @pytest.mark.parametrize("rate", [0.0, 50.0])

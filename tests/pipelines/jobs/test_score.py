@@ -16,7 +16,7 @@ import ranking
 from pipelines.data.parquet import CHUNK_ROWS
 from pipelines.engines import run_in_processes
 from pipelines.jobs.freeze import freeze_run
-from pipelines.jobs.log_scorer import ScoredRows
+from pipelines.jobs.log_scorer import ScoringCounts
 from pipelines.jobs.score import Engine, Part, score_log, score_parts
 from pipelines.jobs.train import train
 from ranking.errors import InvalidInputError, LogError, OutputError
@@ -370,7 +370,7 @@ def test_parts_in_processes_have_the_scores_of_the_whole_log(
 def test_part_that_is_scored_twice_is_counted_once(bundle: Path, parted: Path, tmp_path: Path) -> None:
     """As if an engine had lost sight of a worker that still runs."""
 
-    def repeat(function: Callable[[Part], ScoredRows], parts: Sequence[Part]) -> Iterator[ScoredRows]:
+    def repeat(function: Callable[[Part], ScoringCounts], parts: Sequence[Part]) -> Iterator[ScoringCounts]:
         for part in parts:
             (part.out.parent / ".killed").write_bytes(b"PAR1")
             function(part)
@@ -383,7 +383,7 @@ def test_part_that_is_scored_twice_is_counted_once(bundle: Path, parted: Path, t
 def test_file_that_disappears_before_its_worker_reads_it_is_reported(
     bundle: Path, parted: Path, tmp_path: Path
 ) -> None:
-    def remove(function: Callable[[Part], ScoredRows], parts: Sequence[Part]) -> Iterator[ScoredRows]:
+    def remove(function: Callable[[Part], ScoringCounts], parts: Sequence[Part]) -> Iterator[ScoringCounts]:
         (parted / "hour=8" / "part-0.parquet").unlink()
         return map(function, parts)
 

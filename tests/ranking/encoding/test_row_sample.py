@@ -9,24 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranking.encoding.row_sample import Positions, RowSample
+from ranking.encoding.batch import EncodedBatch
+from ranking.encoding.row_sample import Matrix, Positions, RowSample, number_sample, row_keys
 
 
-def add(sample: RowSample, start: int, stop: int) -> None:
+def add(sample: RowSample[Matrix], start: int, stop: int) -> None:
     """Add the rows from start to stop, whose values are their positions."""
     positions = np.arange(start, stop)
-    sample.add(positions, lambda chosen: positions[chosen].astype(np.float64))
+    sample.add(row_keys(positions), lambda chosen: positions[chosen].astype(np.float64))
 
 
-def values(sample: RowSample) -> npt.NDArray[np.float64]:
-    sampled = sample.values()
+def values(sample: RowSample[Matrix]) -> npt.NDArray[np.float64]:
+    sampled = sample.rows()
     assert sampled is not None
     return sampled
 
 
 def sample_of(rows: int, size: int, chunk: int) -> npt.NDArray[np.float64]:
     """Return the sampled positions of rows that are added in chunks."""
-    sample = RowSample(size)
+    sample = number_sample(size)
     for start in range(0, rows, chunk):
         add(sample, start, min(start + chunk, rows))
     return values(sample)
@@ -50,10 +51,12 @@ def test_sample_is_uniform_and_bounded() -> None:
 
 def test_sample_of_positions_in_many_files_is_uniform() -> None:
     """The positions of a log are those in its files, with the number of the file in the high bits."""
-    sample = RowSample(2000)
+    sample = number_sample(2000)
     for file in range(400):
         positions = (file << 40) + np.arange(500)
-        sample.add(positions, lambda chosen, file=file: np.stack([np.full(len(chosen), file), chosen], axis=1))
+        sample.add(
+            row_keys(positions), lambda chosen, file=file: np.stack([np.full(len(chosen), file), chosen], axis=1)
+        )
     files, rows = values(sample).astype(int).T
     assert (abs(np.bincount(files // 100) - 500) < 100).all()
     assert (abs(np.bincount(rows // 125) - 500) < 100).all()
@@ -63,7 +66,7 @@ def test_sample_of_positions_in_many_files_is_uniform() -> None:
 def test_sample_of_parts_is_that_of_the_whole(cuts: list[int], size: int, elsewhere: bool) -> None:
     """A part of another process starts from an empty sample; one of this process knows which keys are too large."""
     bounds = [0, *sorted(cuts), 300]
-    merged, empty = RowSample(size), RowSample(size)
+    merged, empty = number_sample(size), number_sample(size)
     for start, stop in pairwise(bounds):
         part = pickle.loads(pickle.dumps(empty)).part() if elsewhere else merged.part()
         for row in range(start, stop, 40):
@@ -73,7 +76,7 @@ def test_sample_of_parts_is_that_of_the_whole(cuts: list[int], size: int, elsewh
 
 
 def test_sample_reads_few_rows_that_it_does_not_keep() -> None:
-    sample, read = RowSample(100), 0
+    sample, read = number_sample(100), 0
 
     def count(chosen: Positions) -> npt.NDArray[np.float64]:
         nonlocal read
@@ -82,10 +85,24 @@ def test_sample_reads_few_rows_that_it_does_not_keep() -> None:
 
     for start in range(0, 100_000, 100):
         part = sample.part()
-        part.add(np.arange(start, start + 100), count)
+        part.add(row_keys(np.arange(start, start + 100)), count)
         sample.merge(part)
     assert read < 2000
 
 
 def test_sample_without_rows_is_none() -> None:
-    assert RowSample(10).values() is None
+    assert number_sample(10).rows() is None
+
+
+def test_sample_of_batches_with_random_keys() -> None:
+    numbers, random = np.arange(1000), np.random.default_rng(0)
+    inputs = EncodedBatch(numbers[:, None], (), np.zeros((1000, 1), np.float32), np.zeros((1000, 1), bool))
+    sample = RowSample(200, EncodedBatch.concat, EncodedBatch.take)
+    for start in range(0, 1000, 100):
+        sample.add(random.random(100), inputs.take(np.arange(start, start + 100)).take)
+    sampled = sample.rows()
+    assert sampled is not None
+    chosen = sampled.ids[:, 0]
+    assert len(chosen) == len(set(chosen)) == 200
+    assert (np.diff(chosen) > 0).all()
+    assert np.histogram(chosen, 5, (0, 1000))[0].min() >= 20
