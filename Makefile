@@ -53,6 +53,7 @@ test-all: test .venv/engines/ready
 coverage: PYTEST := $(BIN)/coverage run -m pytest
 coverage: test-all
 	$(BIN)/coverage combine --quiet
+	rm -f .coverage.*  # of killed processes, which cannot be read
 	@for package in ranking service pipelines; do \
 	  echo "$$package $$($(BIN)/coverage report --include="$$package/*" --format=total --precision=1) %"; done
 

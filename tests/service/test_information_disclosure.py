@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.backends.onnx import OnnxBackend
-from service.http.auth.keys import SCOPES, create_key
+from service.http.auth.keys import Scope, create_key
 from service.http.media_types import ARROW, JSON
 from service.settings import Settings
 from tests.service.test_invalid_requests import INVALID
@@ -34,7 +34,7 @@ class ProtectedService:
     """A client of a service with keys, and a key with all scopes."""
 
     def __init__(self, repository: Path, file: Path) -> None:
-        self.secret = create_key(file, "tests", SCOPES)
+        self.secret = create_key(file, "tests", get_args(Scope))
         settings = Settings(repository=repository, keys=file, max_candidates=200, max_body_bytes=100_000)
         self.client = TestClient(create_app(settings), raise_server_exceptions=False)
 

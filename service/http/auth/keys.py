@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AwareDatetime,
@@ -36,7 +36,6 @@ from ranking.schema.validation_errors import format_validation_error
 log = logging.getLogger("ranker.service")
 
 Scope = Literal["rank", "feedback", "read", "admin"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 PREFIX = "ranker_"
 """Prefix of every key, by which secret scanners recognize a leaked one."""

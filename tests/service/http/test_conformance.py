@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import schemathesis
@@ -15,7 +16,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.schemas import APIOperation, BaseSchema
 
 from service.app import create_app
-from service.http.auth.keys import SCOPES, create_key
+from service.http.auth.keys import Scope, create_key
 from service.http.media_types import ARROW
 from service.settings import Settings
 from tests.support.arrow_streams import stream
@@ -52,7 +53,7 @@ class CaseRunner:
     def __init__(self, repository: Path, keys: Path | None, feedback: Path | None) -> None:
         limits = {"max_candidates": 200, "max_body_bytes": 100_000}
         self._app = create_app(Settings(repository=repository, keys=keys, feedback_dir=feedback, **limits))
-        self._headers = {"X-API-Key": create_key(keys, "tests", SCOPES)} if keys else {}
+        self._headers = {"X-API-Key": create_key(keys, "tests", get_args(Scope))} if keys else {}
         self.statuses: Counter[int] = Counter()
 
     def schema(self) -> BaseSchema:

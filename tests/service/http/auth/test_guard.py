@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.http.auth.guard import key_from_headers, required_scope
-from service.http.auth.keys import CHECK_SECONDS, SCOPES, create_key, revoke_key
+from service.http.auth.keys import CHECK_SECONDS, Scope, create_key, revoke_key
 from service.settings import Settings
 
 BODY: dict[str, Any] = {"items": {"id": ["v1"]}}
@@ -27,8 +27,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def secrets(file: Path) -> dict[str, str]:
     """Map each scope to a key with only that scope, and "expired" to an expired key with all scopes."""
-    secrets: dict[str, str] = {scope: create_key(file, scope, (scope,)) for scope in SCOPES}
-    secrets["expired"] = create_key(file, "expired", SCOPES, datetime.now(UTC) - timedelta(seconds=1))
+    secrets: dict[str, str] = {scope: create_key(file, scope, (scope,)) for scope in get_args(Scope)}
+    secrets["expired"] = create_key(file, "expired", get_args(Scope), datetime.now(UTC) - timedelta(seconds=1))
     return secrets
 
 
