@@ -7,15 +7,15 @@ operating system releases it if the process dies.
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from pipelines.console import print_status
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.errors import OutputError
+from ranking.file_locks import FileLock
 
 WITHOUT_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 """Errors of filesystems that cannot lock folders, such as some versions of NFS."""
@@ -51,25 +51,21 @@ def lock_folder(folder: Path, busy: str | None = None) -> Iterator[None]:
     Raises:
         OutputError: the folder cannot be opened, or another command has the lock.
     """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be opened ({os_error_text(error)})") from None
+    lock: AbstractContextManager[Any] = nullcontext()
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = FileLock(folder, wait=False)
         except BlockingIOError:
             if busy is not None:
                 raise OutputError(busy) from None
             print_status(f"{folder}: waiting for another command that reads or writes it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
-                raise OutputError(f"{folder}: cannot be locked ({os_error_text(error)})") from None
-            print_status(
-                f"{folder}: its filesystem has no locks: do not run 'ranker join', 'ranker forget' and "
-                "'ranker counters follow' at the same time"
-            )
+            lock = FileLock(folder)
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise OutputError(f"{folder}: cannot be opened ({os_error_text(error)})") from None
+        print_status(
+            f"{folder}: its filesystem has no locks: do not run 'ranker join', 'ranker forget' and "
+            "'ranker counters follow' at the same time"
+        )
+    with lock:
         yield
-    finally:
-        os.close(descriptor)

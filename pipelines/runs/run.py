@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ from pipelines.config.config import Config, load_config
 from pipelines.config.diff import diff_configs
 from ranking.artifacts.atomic_files import check_empty, os_error_text, write_errors, write_json
 from ranking.errors import ConfigError, LogError, OutputError
+from ranking.file_locks import FileLock
 from ranking.frozen.calibration import Calibration
 
 RESUMABLE_SETTINGS = (
@@ -141,24 +138,16 @@ class RunFolder:
             )
         return run
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> FileLock:
         """Lock the folder against other training processes; the lock ends with the process.
 
         Raises:
             OutputError: another process holds the lock.
         """
-        descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise OutputError(
-                    f"{self.path}: another process is training in this folder; name another one"
-                ) from None
-            yield
-        finally:
-            os.close(descriptor)
+            return FileLock(self.path, wait=False)
+        except BlockingIOError:
+            raise OutputError(f"{self.path}: another process is training in this folder; name another one") from None
 
     def _remove_unfinished(self) -> None:
         """Delete the files of an unfinished run; the folder remains.

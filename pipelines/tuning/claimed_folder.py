@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.config.config import Config, load_config
@@ -12,6 +9,7 @@ from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
 from ranking.artifacts.atomic_files import check_folder, write_errors
 from ranking.errors import ConfigError, OutputError
+from ranking.file_locks import FileLock
 from ranking.schema.value_text import value_text
 
 
@@ -43,6 +41,11 @@ def claim_folder(folder: Path, config: Config) -> None:
         raise ConfigError(f"{folder} has trainings of another configuration: {change}; name another folder")
 
 
+def exclusive_lock(folder: Path) -> FileLock:
+    """Wait for the lock of a folder of trainings."""
+    return FileLock(folder / "lock", create=True)
+
+
 def describe_change(old: Config, new: Config) -> str | None:
     """Return the first setting that differs between two configurations, in words; None if there is none."""
     difference = next(diff_configs(old, new), None)
@@ -51,11 +54,3 @@ def describe_change(old: Config, new: Config) -> str | None:
     setting, before, now = difference
     texts = value_text(before), value_text(now)
     return f"{setting} has changed" if texts[0] == texts[1] else f"{setting} was {texts[0]}, now it is {texts[1]}"
-
-
-@contextmanager
-def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; the operating system releases it if the process dies."""
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -15,14 +15,13 @@ machine runs by its heartbeats.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import optuna
@@ -37,6 +36,7 @@ from pipelines.tuning.search_space import override, search_space, starting_param
 from pipelines.tuning.storage import FolderStorage
 from ranking.artifacts.atomic_files import check_folder, write_errors
 from ranking.errors import ConfigError
+from ranking.file_locks import FileLock
 
 if TYPE_CHECKING:
     from pipelines.tuning.database import DatabaseStorage
@@ -68,13 +68,13 @@ class TrialLease:
     Attributes:
         trial: the Optuna trial.
         values: value of each searched setting; empty for the starting configuration, whose settings are unchanged.
-        lock: open lock file, which is held while the trial runs.
+        lock: held while the trial runs.
         stop: function that ends the heartbeats.
     """
 
     trial: Trial
     values: dict[str, Any]
-    lock: IO[str]
+    lock: FileLock
     stop: Callable[[], None]
 
     def release(self) -> None:
@@ -178,8 +178,7 @@ class StudyFolder:
                 )
                 warnings.filterwarnings("ignore", "Heartbeat of storage")  # ``start`` sends them
                 trial = self._study.ask()
-            lock = self._lock_file(trial.number).open("w")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = FileLock(self._lock_file(trial.number), create=True)
             if START in trial.user_attrs:  # its settings outside the search space are not those of any sample
                 suggest(trial, {path: self.space[path] for path in starting_params(self.config, self.space)})
                 values = {}
@@ -322,8 +321,7 @@ def trial_outcome(trial: FrozenTrial) -> str:
 def _is_locked(file: Path) -> bool:
     """Return whether a running process holds the lock."""
     try:
-        with file.open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        FileLock(file, wait=False).close()
     except FileNotFoundError:
         return False
     except BlockingIOError:

@@ -11,14 +11,13 @@ model hold its lock.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from pydantic import ValidationError
 from ranking.artifacts.atomic_files import check_folder, fsync, os_error_text, write_errors, write_json
 from ranking.artifacts.release import CURRENT, FALLBACKS, Fallbacks, Release, parse_release
 from ranking.errors import BundleError
+from ranking.file_locks import FileLock
 from ranking.regular_files import read_regular
 from ranking.schema import MODEL_NAME
 
@@ -198,8 +198,7 @@ def _update_fallbacks(repository: Path, name: str, version: int) -> None:
         write_json(after.model_dump(), file)
 
 
-@contextmanager
-def lock_model(repository: Path, name: str) -> Iterator[None]:
+def lock_model(repository: Path, name: str) -> FileLock:
     """Exclude other writers of this model; the operating system releases the lock if this process dies.
 
     Raises:
@@ -207,11 +206,10 @@ def lock_model(repository: Path, name: str) -> Iterator[None]:
         OutputError: the model's folder cannot be written.
     """
     _check_inside(repository / name, repository, "the folder itself")
-    with _locked(repository / name / LOCK_FILE):
-        yield
+    return _locked(repository / name / LOCK_FILE)
 
 
-def lock_repository(repository: Path) -> AbstractContextManager[None]:
+def lock_repository(repository: Path) -> FileLock:
     """Exclude other writers of ``repository.json``.
 
     Raises:
@@ -220,7 +218,7 @@ def lock_repository(repository: Path) -> AbstractContextManager[None]:
     return _locked(repository / LOCK_FILE)
 
 
-def lock_copy(repository: Path) -> AbstractContextManager[None]:
+def lock_copy(repository: Path) -> FileLock:
     """Exclude other processes that exchange files with object storage; publishing does not wait for them.
 
     Raises:
@@ -272,8 +270,7 @@ def _create_staging(model: Path) -> Path:
 
 def _remove_if_abandoned(staging: Path) -> None:
     try:
-        with (staging / LOCK_FILE).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with FileLock(staging / LOCK_FILE, wait=False):
             shutil.rmtree(staging, ignore_errors=True)
     except FileNotFoundError:  # Its process died before it created the lock or while it removed the folder.
         shutil.rmtree(staging, ignore_errors=True)
@@ -299,11 +296,7 @@ def read_errors(path: Path) -> Iterator[None]:
         raise BundleError(f"{path} cannot be read (a link leads to itself)") from None
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Wait for the lock on a file, which is created if it does not exist, and hold it."""
+def _locked(file: Path) -> FileLock:
+    """Wait for the lock of a file, which is created if it does not exist."""
     with write_errors(file):
-        lock = file.open("a+")  # Network filesystems lock only files that are open for writing.
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        return FileLock(file, create=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -12,8 +11,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +29,7 @@ from pydantic import (
 
 from ranking.artifacts.atomic_files import check_writable, os_error_text, write_json
 from ranking.errors import ConfigError
+from ranking.file_locks import FileLock
 from ranking.schema.validation_errors import format_validation_error
 
 log = logging.getLogger("ranker.service")
@@ -162,7 +161,8 @@ def create_key(
         key = Key.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(format_validation_error(error, fields)) from None
-    with _exclusive_lock(file):
+    check_writable(file)
+    with FileLock(file.parent):  # of two changes at the same time, none is lost
         keys = read_keys(file) if file.exists() else ()
         if name in [key.name for key in keys]:
             raise ConfigError(f"{file}: a key named '{name}' exists; choose another name, or revoke that key")
@@ -177,7 +177,8 @@ def revoke_key(file: Path, name: str) -> None:
         ConfigError: No key has that name, or the file cannot be read.
         OutputError: The file cannot be written.
     """
-    with _exclusive_lock(file):
+    check_writable(file)
+    with FileLock(file.parent):
         keys = read_keys(file)
         if name not in [key.name for key in keys]:
             names = ", ".join(key.name for key in keys) or "none"
@@ -198,18 +199,6 @@ def _write(file: Path, keys: list[Key]) -> None:
     write_json(data, file, stat.S_IMODE(status.st_mode) if status else OWNER_ONLY)
     if status and os.geteuid() == 0:
         os.chown(file, status.st_uid, status.st_gid)
-
-
-@contextmanager
-def _exclusive_lock(file: Path) -> Iterator[None]:
-    """Serialize concurrent changes of the file, so that none is lost."""
-    check_writable(file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
 
 
 class Keyring:
