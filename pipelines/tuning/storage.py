@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import optuna
@@ -16,6 +15,7 @@ from optuna.trial import FrozenTrial, Trial
 from pipelines.config.config import Config
 from pipelines.tuning.claimed_folder import exclusive_lock
 from ranking.errors import OutputError, RankerError
+from ranking.file_locks import FileLock
 
 JOURNAL = "journal"
 """File in the folder of a study without a database: the journal of the trials."""
@@ -59,7 +59,7 @@ class FolderStorage:
     def check(self, study: Study) -> None:
         """Do nothing: the journal of a folder is that of its study."""
 
-    def lock(self) -> AbstractContextManager[None]:
+    def lock(self) -> FileLock:
         """Hold the lock of the study; it is released if the process dies."""
         return exclusive_lock(self._folder)
 
