@@ -1,6 +1,6 @@
-"""Draw the folders of the three packages and their imports as a Mermaid diagram in docs/architecture.md.
+"""Write the generated parts of docs/architecture.md: the diagram of the imports between folders, and the list of files.
 
-``python .ci/diagram.py`` replaces the diagram; ``tests/test_architecture.py`` checks that it is current.
+``python .ci/architecture.py`` replaces them; ``tests/test_architecture.py`` checks that they are current.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import grimp
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "architecture.md"
 PACKAGES = ("pipelines", "service", "ranking")
-BLOCK = re.compile(r"(<!-- diagram: start -->\n)(.*?)(<!-- diagram: end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (diagram|files): start -->\n).*?(<!-- \2: end -->)", re.DOTALL)
 
 Edges = set[tuple[str, str]]
 
@@ -79,10 +79,24 @@ def mermaid() -> str:
     return "\n".join(lines) + "\n"
 
 
+def file_list() -> str:
+    """Return the names of the files of each folder as a Markdown list."""
+    names: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("[!_]*.py")):
+            names.setdefault(file.parent.relative_to(ROOT).as_posix(), []).append(file.stem)
+    return "".join(f"- `{folder}/`: {', '.join(files)}\n" for folder, files in sorted(names.items()))
+
+
+def current_page() -> str:
+    """Return the text of the document with generated parts that match the code."""
+    parts = {"diagram": mermaid(), "files": file_list()}
+    return BLOCK.sub(lambda match: match[1] + parts[match[2]] + match[3], DOCUMENT.read_text(encoding="utf-8"))
+
+
 def main() -> None:
-    """Replace the diagram in the document."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(BLOCK.sub(lambda match: match[1] + mermaid() + match[3], text), encoding="utf-8")
+    """Replace the generated parts."""
+    DOCUMENT.write_text(current_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
