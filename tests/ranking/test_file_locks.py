@@ -26,6 +26,16 @@ def test_lock_excludes_others_until_it_is_closed(path: Path) -> None:
     FileLock(path, wait=False).close()
 
 
+def test_lock_is_released_once_at_the_latest_when_it_is_freed(path: Path) -> None:
+    FileLock(path)
+    lock = FileLock(path, wait=False)
+    lock.close()
+    with FileLock(path, wait=False):
+        lock.close()  # its descriptor may be that of another file now
+        with pytest.raises(BlockingIOError):
+            FileLock(path, wait=False)
+
+
 def test_lock_waits_for_another(path: Path) -> None:
     lock, taken = FileLock(path), threading.Event()
 
