@@ -100,6 +100,7 @@ def test_sample_of_batches_with_random_keys() -> None:
     sample = RowSample(200, EncodedBatch.concat, EncodedBatch.take)
     for start in range(0, 1000, 100):
         sample.add(random.random(100), inputs.take(np.arange(start, start + 100)).take)
+        assert sum(map(len, sample._parts)) <= 400
     sampled = sample.rows()
     assert sampled is not None
     chosen = sampled.ids[:, 0]
