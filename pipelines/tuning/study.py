@@ -157,7 +157,7 @@ class StudyFolder:
         """Lease the next trial to this process; None if ``total`` trials have ended or are running.
 
         Raises:
-            OutputError: the study is no longer in the database.
+            OutputError: the study was deleted from the database, or replaced.
         """
         with self.storage.lock():
             self.storage.check(self._study)
@@ -203,7 +203,7 @@ class StudyFolder:
             Whether the trial counts; it does not if another machine has found no heartbeats and repeats it.
 
         Raises:
-            OutputError: the study is no longer in the database.
+            OutputError: the study was deleted from the database, or replaced.
         """
         trial = lease.trial
         with self.storage.lock():
