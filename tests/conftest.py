@@ -251,7 +251,7 @@ def kuairand_raw() -> Path:
 
 @pytest.fixture(autouse=True)
 def _seed_torch() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # the function for all devices stores stack traces, which takes longer
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -291,7 +291,8 @@ def _restore_process() -> Iterator[None]:
     torch.set_num_threads(1)
     for logger, handlers, level, propagate in states:
         logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(level)
+        if logger.level != level:  # setting it resets all loggers
+            logger.setLevel(level)
     threading.excepthook = hook
     logging.captureWarnings(False)
     for cached in ENDPOINT_CACHES:

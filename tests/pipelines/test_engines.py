@@ -82,6 +82,7 @@ def test_interrupted_processes_end_without_a_trace(bundle: Path, logs: Path, tmp
     wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 
 
+@pytest.mark.system
 def test_workers_end_with_a_process_that_is_terminated(bundle: Path, logs: Path, tmp_path: Path) -> None:
     """Supervisors send SIGTERM, which ends the process at once."""
     process, workers = start_two_workers(bundle, logs / "log", tmp_path / "scores")

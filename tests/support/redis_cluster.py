@@ -110,6 +110,8 @@ class MonitoredRedis:
         lines += [f"requirepass {password}-sentinel", f"sentinel auth-pass {SERVICE} {password}"] if password else []
         configuration.write_text("\n".join(lines) + "\n")
         command = ["redis-server", str(configuration), "--sentinel"]
+        # A Sentinel asks the primary for its replicas at its start, and then every ten seconds.
+        wait_until(self._is_synchronized, "the replica is synchronized")
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self._sentinel = redis.Redis(port=self._sentinel_port, password=f"{password}-sentinel" if password else None)
         self.url = f"redis+sentinel://{HOST}:{self._sentinel_port}/{SERVICE}/0"
@@ -127,10 +129,15 @@ class MonitoredRedis:
             server.client.close()
             server.stop()
 
+    def _is_synchronized(self) -> bool:
+        try:
+            return self.replica.client.info("replication")["master_link_status"] == "up"
+        except redis.ConnectionError:
+            return False
+
     def _has_replica(self) -> bool:
         try:
-            synchronized = self.replica.client.info("replication")["master_link_status"] == "up"
-            return synchronized and bool(self._sentinel.execute_command("SENTINEL REPLICAS", SERVICE))
+            return bool(self._sentinel.execute_command("SENTINEL REPLICAS", SERVICE))
         except redis.ConnectionError:
             return False
 

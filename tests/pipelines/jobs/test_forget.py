@@ -229,6 +229,7 @@ def test_forget_missing_folder_is_an_error(tmp_path: Path) -> None:
     assert (code, err) == (1, f"ranker: {tmp_path / 'served'}: does not exist\n")
 
 
+@pytest.mark.system
 def test_forget_killed_before_any_change_leaves_complete_files_and_can_be_repeated(tmp_path: Path) -> None:
     """Protects the files of all other users."""
     with killed_ranker(tmp_path, "pipelines.jobs.forget") as ranker:

@@ -33,6 +33,7 @@ def ranker(temporary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             yield ranker
 
 
+@pytest.mark.system
 def test_killed_join_leaves_the_old_or_the_new_rows(ranker: KilledRanker) -> None:
     """Protects the joined log: each join adds requests and is killed before a later change than the previous one."""
     loop = LoopFolders(ranker.folder / "rows")

@@ -97,6 +97,7 @@ def test_tune_commands_share_a_study_and_a_later_command_continues_it(
     assert later_summary["best"]["loss"] <= summary["best"]["loss"]
 
 
+@pytest.mark.system
 def test_killed_worker_is_restarted_and_its_trial_is_retried(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

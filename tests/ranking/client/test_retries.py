@@ -205,6 +205,7 @@ def test_client_of_a_rate_limited_key_waits_for_its_turn(
         assert time.monotonic() - start >= 1.0
 
 
+@pytest.mark.system
 def test_restart_of_the_service_is_not_noticed(repository: Path) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(running_service(repository, ["--port", str(free_port())]))
