@@ -27,12 +27,15 @@ IDS = f"{RANKED}.map(row => row.querySelector('button').textContent)"
 BARS = "[...document.querySelector('.bars')?.querySelectorAll('tbody tr') ?? []]"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 CONTRAST = """(() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const known = {};
   const channels = color => {
-    const canvas = document.createElement("canvas").getContext("2d");
+    if (color in known) return known[color];
+    canvas.clearRect(0, 0, 1, 1);
     canvas.fillStyle = color;
     canvas.fillRect(0, 0, 1, 1);
     const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
-    return [r, g, b, a / 255];
+    return known[color] = [r, g, b, a / 255];
   };
   const luminance = rgb => {
     const [r, g, b] = rgb.map(v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
