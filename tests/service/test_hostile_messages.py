@@ -34,7 +34,7 @@ from tests.support.rank_request import rank
 
 COUNT = pytest.mark.parametrize(
     "count",
-    [pytest.param(300, marks=pytest.mark.system), pytest.param(3_500, marks=[pytest.mark.system, pytest.mark.nightly])],
+    [pytest.param(300, marks=pytest.mark.system), pytest.param(3_500, marks=pytest.mark.nightly)],
 )
 CLIENTS = 24
 LIMITS = {"read_seconds": 0.3, "keep_alive_seconds": 0.3}

@@ -124,7 +124,7 @@ SOME_BODIES = [invalid_objects, many_candidates, numbers, compressed_arrow, feed
     ("makers", "bodies_per_client"),
     [
         pytest.param(SOME_BODIES, 1, marks=pytest.mark.system, id="some"),
-        pytest.param(BODIES, 8, marks=[pytest.mark.system, pytest.mark.nightly], id="all"),
+        pytest.param(BODIES, 4, marks=[pytest.mark.system, pytest.mark.nightly], id="all"),
     ],
 )
 def test_largest_bodies_of_many_clients_fit_into_a_small_container(

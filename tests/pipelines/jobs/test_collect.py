@@ -94,6 +94,7 @@ def test_collect_killed_between_write_and_commit_gives_no_duplicates(
     assert collected(out) == [(files[0][0], b"kept"), *files[1:]]
 
 
+@pytest.mark.system
 def test_follow_waits_for_new_files_until_sigterm(
     broker: KafkaBroker, files: list[tuple[str, bytes]], tmp_path: Path
 ) -> None:

@@ -299,6 +299,7 @@ def test_follow_rejects_hashed_user_ids(loop: CountedLoop) -> None:
         loop.follower().step(ROUNDS[1])
 
 
+@pytest.mark.system
 def test_command_follows_until_it_is_stopped(loop: CountedLoop) -> None:
     loop.load()
     loop.serve(ROUNDS[0], 2)

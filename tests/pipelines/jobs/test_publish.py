@@ -278,7 +278,9 @@ def killed_publications(
     raise AssertionError("the publication has more changes")
 
 
-@pytest.fixture(scope="module", params=[8, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=[pytest.param(8, marks=pytest.mark.system), pytest.param(1, marks=pytest.mark.nightly)]
+)
 def killed(bundle: Path, repository: Path, once: Once, request: pytest.FixtureRequest) -> Killed:
     """Repositories after killed publications; the first 120 changes are those of the copy of the bundle; read only."""
 

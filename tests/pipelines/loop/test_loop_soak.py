@@ -45,7 +45,7 @@ from tests.support.processes import ServiceProcess, running_service
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
-SECONDS = float(os.environ.get("RANKER_SOAK_SECONDS", "100"))
+SECONDS = float(os.environ.get("RANKER_SOAK_SECONDS", "60"))
 USERS, ITEMS, CANDIDATES, CLIENTS = 400, 40, 8, 2
 WINDOW = 5
 """Seconds in which feedback counts; clients send it at once."""

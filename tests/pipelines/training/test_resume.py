@@ -237,8 +237,11 @@ def test_resume_of_a_folder_with_other_files_raises_an_error(tiny: Config, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("changes", [(66,), pytest.param(range(1, 100, 3), marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param((66,), marks=pytest.mark.system), pytest.param(range(1, 100, 3), marks=pytest.mark.nightly)],
+    ids=str,
+)
 def test_resume_of_a_killed_process_gives_identical_results(
     uninterrupted: RunFolder, toml: Path, tmp_path: Path, changes: Sequence[int]
 ) -> None:

@@ -163,6 +163,7 @@ def age_heartbeats(server: PostgresqlServer, url: str) -> None:
     server.execute("UPDATE trial_heartbeats SET heartbeat = heartbeat - interval '1 day'", url.rpartition("/")[2])
 
 
+@pytest.mark.system
 def test_trial_of_a_killed_process_is_retried_by_another_machine(
     shop: Shop,
     server: PostgresqlServer,

@@ -215,7 +215,7 @@ class Stack:
 
 @pytest.mark.parametrize(
     "step",
-    [pytest.param(23, marks=pytest.mark.system), pytest.param(1, marks=[pytest.mark.system, pytest.mark.nightly])],
+    [pytest.param(23, marks=pytest.mark.system), pytest.param(1, marks=pytest.mark.nightly)],
 )
 def test_service_gives_no_wrong_response_during_faults(
     empty_redis: RedisServer, repository_with_tables: Path, tmp_path: Path, step: int

@@ -83,7 +83,7 @@ class FinishedFiles:
     ("services", "lives", "worker_kills"),
     [
         pytest.param(1, 1, 1, marks=pytest.mark.system, id="2 kills"),
-        pytest.param(2, 5, 3, marks=[pytest.mark.system, pytest.mark.nightly], id="40 kills"),
+        pytest.param(2, 5, 3, marks=pytest.mark.nightly, id="40 kills"),
     ],
 )
 def test_killed_processes_lose_the_last_answers_at_most(

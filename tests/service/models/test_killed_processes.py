@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize(
     "kills",
-    [pytest.param(3, marks=pytest.mark.system), pytest.param(13, marks=[pytest.mark.system, pytest.mark.nightly])],
+    [pytest.param(3, marks=pytest.mark.system), pytest.param(13, marks=pytest.mark.nightly)],
 )
 @pytest.mark.parametrize("operation", ["publish", "swap"])
 def test_killed_process_leaves_a_repository_that_serves_a_complete_version(

@@ -43,7 +43,7 @@ def send_requests(
 
 @pytest.mark.parametrize(
     "releases",
-    [pytest.param(4, marks=pytest.mark.system), pytest.param(30, marks=[pytest.mark.system, pytest.mark.nightly])],
+    [pytest.param(4, marks=pytest.mark.system), pytest.param(30, marks=pytest.mark.nightly)],
 )
 def test_release_under_load_answers_each_request_from_one_version(repo: Path, releases: int) -> None:
     """Protects requests in progress while a release replaces the model; all clients wait for each release."""
