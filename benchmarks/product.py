@@ -20,7 +20,7 @@ from pipelines.runs.run import RunFolder
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run measured.
+    """Measurements of a run.
 
     Attributes:
         evaluation: content of ``evaluation.json``; None if the test split is empty.

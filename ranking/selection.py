@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 Reading = Literal["sum", "scaled", "side_by_side"]
-"""What a task's tower reads of its experts: their weighted sum, their sum weighted by unit, or all of their outputs."""
+"""Input of a task's tower: the weighted sum of its experts, their sum weighted by unit, or all of their outputs."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Selection:
         tasks: weights {expert: weight} of each task, ≥ 0 with sum 1 (Gumbel-softmax: at most 1).
         per_example: whether the gate selects per example. The weights are then means over examples, and every expert
             may be needed, including one whose mean weight is 0.
-        reading: what a task's tower reads of its experts; ``sum`` if the gate selects per example.
+        reading: input of a task's tower; ``sum`` if the gate selects per example.
     """
 
     num_experts: int
@@ -88,7 +88,7 @@ class Shape:
         inputs: width of the experts' input.
         expert_layers: widths of an expert's layers.
         tower_layers: widths of a tower's hidden layers, before its single output.
-        reading: what a tower reads of its experts. If it reads them side by side, mixing includes its first layer.
+        reading: input of a tower. If it reads its experts side by side, mixing includes its first layer.
     """
 
     inputs: int

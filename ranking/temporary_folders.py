@@ -29,10 +29,10 @@ class FolderLock:
     Several processes may protect the same folder. On a filesystem without locks, no process removes the folder.
 
     Args:
-        folder: The folder; it is created if it does not exist.
+        folder: the folder; it is created if it does not exist.
 
     Raises:
-        OSError: The folder cannot be created or opened.
+        OSError: the folder cannot be created or opened.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,11 +52,11 @@ def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]
     """Create a folder for temporary files, and remove it at the end.
 
     Args:
-        purpose: Word in the name of the folder, of lowercase letters.
-        parent: Folder to create it in. Default: the system's folder for temporary files.
+        purpose: word in the name of the folder, of lowercase letters.
+        parent: folder to create it in. Default: the system's folder for temporary files.
 
     Raises:
-        OSError: The folder cannot be created.
+        OSError: the folder cannot be created.
     """
     folder = new_path(purpose, parent or Path(tempfile.gettempdir()))
     lock = FolderLock(folder)

@@ -47,9 +47,9 @@ class Pin:
     """One pinned package.
 
     Attributes:
-        version: Exact version.
-        marker: Environment marker, or an empty string.
-        hashes: Allowed SHA-256 digests, sorted.
+        version: exact version.
+        marker: environment marker, or an empty string.
+        hashes: allowed SHA-256 digests, sorted.
     """
 
     version: str
@@ -83,7 +83,7 @@ def read_lock(path: Path) -> Lock:
     """Parse a lock file.
 
     Raises:
-        LockError: A line is neither a comment, an included file nor an exact pin with hashes.
+        LockError: a line is neither a comment, an included file nor an exact pin with hashes.
     """
     lock = Lock(path)
     for line in path.read_text().replace("\\\n", " ").splitlines():
@@ -102,7 +102,7 @@ def read_pins(path: Path) -> dict[str, Pin]:
     """Return all pins of a lock file and of those that it includes.
 
     Raises:
-        LockError: A line is invalid, or two files pin one package differently.
+        LockError: a line is invalid, or two files pin one package differently.
     """
     lock = read_lock(path)
     pins: dict[str, Pin] = {}
@@ -125,14 +125,14 @@ def find_hashes(requirements: Collection[str], indexes: Iterable[str]) -> dict[s
     """Ask the index for the hashes of exact requirements, such as ``idna==3.20``.
 
     Args:
-        requirements: Exact requirements without markers.
-        indexes: Addresses of indexes in addition to the default one.
+        requirements: exact requirements without markers.
+        indexes: addresses of indexes in addition to the default one.
 
     Returns:
         Sorted SHA-256 digests by requirement.
 
     Raises:
-        LockError: The index does not have a version, or has no file of it for a supported platform.
+        LockError: the index does not have a version, or has no file of it for a supported platform.
     """
     if not requirements:
         return {}
@@ -164,7 +164,7 @@ def change_pins(locks: list[Lock], requirements: list[str]) -> None:
     Each pin keeps its local version, such as the ``+cpu`` of a CPU build.
 
     Raises:
-        LockError: A requirement is not exact, or no lock file contains the package.
+        LockError: a requirement is not exact, or no lock file contains the package.
     """
     for requirement in requirements:
         name, separator, version = requirement.partition("==")

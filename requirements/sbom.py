@@ -41,7 +41,7 @@ def keep_packages(document: dict[str, Any], pins: dict[str, Pin]) -> dict[str, A
     """Return the document with only the packages of a lock file.
 
     Raises:
-        LockError: A pinned package is missing, or is installed in another version.
+        LockError: a pinned package is missing, or is installed in another version.
     """
     installed: dict[str, Any] = {
         canonicalize_name(component["name"]): component for component in document["components"]

@@ -70,20 +70,20 @@ def create_app(
     """Create the service as an ASGI application.
 
     Args:
-        settings: Settings of the service.
-        operations_port: The only port of metrics and admin operations; None: all operations are on every port.
-        answers: Memory of answers that the worker processes share, if there are several and they collect feedback.
-        load_in_background: Whether models are loaded after the function returns, while the application is not ready.
+        settings: settings of the service.
+        operations_port: the only port of metrics and admin operations; None: all operations are on every port.
+        answers: memory of answers that the worker processes share, if there are several and they collect feedback.
+        load_in_background: whether models are loaded after the function returns, while the application is not ready.
             The application then also waits for a model that can be served.
-        await_models: With ``load_in_background``: accept connections only after the first attempt to load the models,
+        await_models: with ``load_in_background``: accept connections only after the first attempt to load the models,
             for which the application waits at most ``ATTEMPT_SECONDS``; or after a model was loaded, because other
             processes answer meanwhile.
 
     Raises:
-        BundleError: No model can be served, and models are not loaded in the background; names the bundle and the
+        BundleError: no model can be served, and models are not loaded in the background; names the bundle and the
             reason.
-        ConfigError: The key file cannot be read, or the store's address is not valid.
-        OutputError: The folder of feedback or of the served log is not writable.
+        ConfigError: the key file cannot be read, or the store's address is not valid.
+        OutputError: the folder of feedback or of the served log is not writable.
     """
     guard = ApiKeyGuard(Keyring(settings.keys)) if settings.keys else None
     models, metrics, tracer = ModelRegistry(settings.default_model), Metrics(), tracing.from_environment()

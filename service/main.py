@@ -54,10 +54,10 @@ def serve(settings: Settings, host: str, port: int) -> None:
     Several processes listen after their first attempt to load the models.
 
     Raises:
-        BundleError: The repository does not exist or lacks the default model or any model, or this machine lacks
+        BundleError: the repository does not exist or lacks the default model or any model, or this machine lacks
             what the backend needs.
         ConfigError: API keys are required or cannot be read, or the ports or the store's address are not valid.
-        RankerError: The address cannot be bound, the system allows too few files, or the installed uvicorn is not
+        RankerError: the address cannot be bound, the system allows too few files, or the installed uvicorn is not
             supported.
     """
     logs.configure(settings.log_format)
@@ -106,7 +106,7 @@ def choose_operations_port(settings: Settings, host: str, port: int) -> int | No
     """Return the port of metrics and admin operations, or None if they share the port of the service.
 
     Raises:
-        ConfigError: The configured port is that of the service.
+        ConfigError: the configured port is that of the service.
     """
     chosen = settings.operations_port
     if chosen is None and not is_loopback(host):
@@ -120,7 +120,7 @@ def require_keys(settings: Settings, host: str) -> None:
     """Require API keys on an address that other machines can reach.
 
     Raises:
-        ConfigError: There are no keys, and the settings do not say that none are wanted.
+        ConfigError: there are no keys, and the settings do not say that none are wanted.
     """
     if settings.keys is None and not settings.no_keys and not is_loopback(host):
         raise ConfigError(
@@ -181,7 +181,7 @@ def _check_repository(settings: Settings) -> None:
     """Check the repository, but do not wait for a filesystem that hangs: the service starts and keeps trying.
 
     Raises:
-        BundleError: See ``check_repository``.
+        BundleError: see ``check_repository``.
     """
     try:
         BoundedCalls(CHECK_SECONDS, max_calls=1).call(lambda: check_repository(settings))
@@ -194,7 +194,7 @@ def _raise_file_limit(settings: Settings) -> None:
     """Raise the limit on open files to what ``max_connections`` needs; 1,024 is a common default.
 
     Raises:
-        RankerError: The system allows fewer.
+        RankerError: the system allows fewer.
     """
     files = settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -217,7 +217,7 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
     """Return a socket that is bound to an address but does not listen yet.
 
     Raises:
-        RankerError: The address cannot be bound; names the option to change.
+        RankerError: the address cannot be bound; names the option to change.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with this protocol number.

@@ -85,7 +85,7 @@ OPTIONS = {"RANKER_HOST": "--host", "RANKER_PORT": "--port"}
 
 
 LogTarget: TypeAlias = Path | KafkaAddress | ObjectLocation
-"""Where a log is written."""
+"""Destination of a log."""
 
 
 def _parse_sink(value: Any) -> Any:
@@ -362,12 +362,12 @@ def load_settings(
     """Load settings from the command line, the environment and a file, in this order of precedence.
 
     Args:
-        options: Settings from the command line; None values are ignored.
+        options: settings from the command line; None values are ignored.
         file: TOML file of settings.
-        environ: Environment variables. Those with ``PREFIX`` must name a setting in upper case.
+        environ: environment variables. Those with ``PREFIX`` must name a setting in upper case.
 
     Raises:
-        ConfigError: The file cannot be read, or a setting is unknown or invalid. The message names the source.
+        ConfigError: the file cannot be read, or a setting is unknown or invalid. The message names the source.
     """
     sources: dict[str, Mapping[str, Any]] = {} if file is None else {str(file): _read_toml(file)}
     sources["the environment"] = _read_environment(environ)
@@ -389,7 +389,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the settings in environment variables, by name.
 
     Raises:
-        ConfigError: A variable has the prefix but names no setting.
+        ConfigError: a variable has the prefix but names no setting.
     """
     names = {PREFIX + name.upper(): name for name in (*Settings.model_fields, *REMOVED)}
     variables = {

@@ -43,7 +43,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is trained.
+    """Settings of the training of a model.
 
     Attributes:
         rate: learning rate of Adam.

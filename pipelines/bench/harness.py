@@ -24,7 +24,7 @@ from service.settings import ROWS_PER_REQUEST, Settings
 
 @dataclass(frozen=True)
 class Envelope:
-    """How a server other than the service expects a request.
+    """Form in which a server other than the service expects a request.
 
     Attributes:
         path: path of the requests.
@@ -96,7 +96,7 @@ class Harness:
             candidates: candidates per request.
             clients: number of clients.
             seconds: duration of the measurement.
-            envelope: how the server expects a request.
+            envelope: form in which the server expects a request.
         """
         seconds = self.sizes.load_seconds if seconds is None else seconds
         return self._measure(server, form, candidates, seconds, clients=clients, envelope=envelope)

@@ -59,7 +59,7 @@ def add_commands(commands: CommandGroup) -> None:
     collect.add_argument(
         "--group",
         metavar="NAME",
-        help="consumer group, under which the Kafka cluster keeps what was collected (default: ranker-collect)",
+        help="consumer group, for which the Kafka cluster keeps the position (default: ranker-collect)",
     )
     collect.add_argument("--follow", action="store_true", help="wait for new files")
 

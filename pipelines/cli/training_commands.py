@@ -53,7 +53,7 @@ def add_commands(commands: CommandGroup) -> None:
         "--prepared",
         type=Path,
         metavar="RUN",
-        help="use what 'ranker prepare' or an earlier training of the same log and features has found in it",
+        help="use the preparation of 'ranker prepare' or of an earlier training of the same log and features",
     )
     add_bad_row_limit(train)
     add_overrides(train)

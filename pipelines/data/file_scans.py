@@ -76,7 +76,7 @@ def scan_files(
     Args:
         reader: the log.
         call: the function and what it is called with.
-        label: what is being done, for the progress on the terminal.
+        label: name of the operation, for the progress on the terminal.
         engine: lets its workers call the function, a file at a time; None: this process does. Workers must see the log
             and the folder for temporary files under the same paths as this process.
 

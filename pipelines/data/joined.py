@@ -29,7 +29,7 @@ class JoinedColumns:
     Attributes:
         folder: their folder.
         digests: digest of each file of the log when they were computed.
-        definition: what they were computed from, as text to compare.
+        definition: their definition, as text to compare.
         prefix: folder of the files within the log for which the columns were computed; empty, or ending with ``/``.
     """
 

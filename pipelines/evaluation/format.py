@@ -159,7 +159,7 @@ def describe_rare_labels(metric: str, unit: str) -> str:
 
     Args:
         metric: "auc" for a binary task, "rmse" for a regression task.
-        unit: what the bootstrap draws.
+        unit: unit that the bootstrap draws.
     """
     return f"fewer than {MIN_UNITS} {unit}s have {RARE[metric]}"
 

@@ -27,7 +27,7 @@ class NoRowsError(LogError):
 
 
 class _Scoring:
-    """What the scoring of all files of a log has in common.
+    """Common part of the scoring of all files of a log.
 
     A worker of an engine loads the model itself, by the path that is its name, and uses one thread.
 

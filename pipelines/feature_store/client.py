@@ -60,7 +60,7 @@ def store_error(url: str, error: Exception, failure: str, hint: str) -> OutputEr
     Args:
         url: address of the store; the message does not contain its user and password.
         error: the error.
-        failure: what failed.
+        failure: description of the failure.
         hint: end of the message, unless the user lacks a permission, which nothing but a permission can fix.
     """
     if isinstance(error, redis.exceptions.NoPermissionError):

@@ -20,7 +20,7 @@ from ranking.errors import OutputError
 from ranking.schema import Counter
 
 FIX = "run 'ranker counters load'; then 'follow' adds what came since, or 'apply' without it"
-"""How to make sums complete; the end of messages."""
+"""Fix that makes sums complete; the end of messages."""
 
 
 class Totals:

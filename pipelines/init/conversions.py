@@ -133,7 +133,7 @@ def reordered_times(separator: str, *, day_first: bool) -> Convert:
     """Return the conversion from text such as ``31.12.2026 10:00`` to timestamps; null for other text.
 
     Args:
-        separator: what is between day, month and year.
+        separator: text between day, month and year.
         day_first: whether the day comes before the month.
     """
     numbers = re.escape(separator).join([r"(\d{1,2})", r"(\d{1,2})", r"(\d{4})"])

@@ -19,7 +19,7 @@ MIN_IDS = 10
 
 @dataclass(frozen=True)
 class Constancy:
-    """How constant a column is for the ids of an entity.
+    """Constancy of a column for the ids of an entity.
 
     Rows with the most frequent value of the column are not judged: a column of zeros with a rare one would be constant
     for every entity.

@@ -27,7 +27,7 @@ class Source(Protocol):
         location: name of the table in messages.
         is_csv: whether the table is CSV, so that training needs a copy in Parquet.
         sample: rows from which everything is guessed.
-        notes: what was changed in a column while reading, by column.
+        notes: changes of a column while reading, by column.
     """
 
     location: str

@@ -45,7 +45,7 @@ UNNAMED = 4
 """Score of a column whose name does not suggest a time."""
 
 Reading = tuple[str, Convert | None]
-"""How a column is read as times: a description, and the conversion."""
+"""Reading of a column as times: a description, and the conversion."""
 
 
 def guess_time(

@@ -42,7 +42,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Association:
-    """How well a feature alone predicts a label.
+    """Strength with which a feature alone predicts a label.
 
     Attributes:
         feature: the feature.

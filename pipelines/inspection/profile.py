@@ -177,7 +177,7 @@ def _width(names: Iterable[str], least: int) -> int:
 
 @dataclass
 class _Survey:
-    """What is collected while a log, or one of its files, is read.
+    """Profile and bad rows that are collected while a log, or one of its files, is read.
 
     Attributes:
         logs: time bounds of the splits.

@@ -28,7 +28,7 @@ class LogCheck:
         profile: profile of the log.
         table_sizes: rows of each embedding table of the model.
         errors: reasons why the log cannot be used for training.
-        warnings: what makes a trained model or its evaluation less reliable.
+        warnings: reasons for which a trained model or its evaluation is less reliable.
         suggestions: counters that fit the log; None if they were not asked for.
     """
 

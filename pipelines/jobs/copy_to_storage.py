@@ -42,7 +42,7 @@ def pull(location: str, folder: Path, *, every_version: bool, overwrite: bool) -
     """Copy and verify a run, a bundle, or the released versions of a repository.
 
     Args:
-        location: where ``push`` uploaded it.
+        location: its location, to which ``push`` uploaded it.
         folder: the copy. That of a run or bundle must not exist yet.
         every_version: copy all versions of the repository.
         overwrite: replace releases that were changed in the copy of the repository.

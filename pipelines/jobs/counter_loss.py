@@ -35,12 +35,12 @@ FIX = (
     "train on the whole history: name it and the joined log in logs.path, such as path = ['log', 'joined']; or use "
     f"{FLAG}"
 )
-"""How to keep the counters; the end of messages."""
+"""Fix that keeps the counters; the end of messages."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a counter or a history loses.
+    """Loss of a counter or a history.
 
     Attributes:
         name: name of the counter or history.
@@ -70,7 +70,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a state covers.
+    """Impressions and ids that a state covers.
 
     Attributes:
         clock: time of the state.

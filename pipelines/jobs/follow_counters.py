@@ -41,7 +41,7 @@ class Follower:
     """Adds new impressions to the counters of the current version of one model.
 
     Args:
-        options: what to follow.
+        options: sources and destination.
 
     Raises:
         RankerError: see ``FollowedVersion``.
@@ -213,7 +213,7 @@ def follow(options: FollowOptions, seconds: float, metrics: FollowMetrics, stop:
     """Follow until stopped; a step that fails is reported and repeated.
 
     Args:
-        options: what to follow.
+        options: sources and destination.
         seconds: seconds between two steps.
         metrics: metrics to update.
         stop: ends the command after the current step.

@@ -31,7 +31,7 @@ RETRY_SECONDS = 300
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """What to follow, and where to.
+    """Sources and destination of ``ranker counters follow``.
 
     Attributes:
         sources: the served log and feedback; ``repository`` is set.
@@ -70,7 +70,7 @@ class FollowedVersion:
     """A version of a model, and the store with its counters.
 
     Args:
-        options: what to follow.
+        options: sources and destination.
 
     Raises:
         BundleError: the model cannot be read.

@@ -26,7 +26,7 @@ MAX_EMPTY_SHARE = 0.5
 
 @dataclass
 class ScoringCounts:
-    """What is known of scored rows.
+    """Numbers of scored rows.
 
     Attributes:
         counts: number of ``scored`` and of ``bad`` rows, and of scored rows with ``unseen_users`` and ``unseen_items``.

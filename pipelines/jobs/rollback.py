@@ -1,4 +1,4 @@
-"""What happens to counters when another version becomes the current one (``ranker release --version``)."""
+"""Change of counters when another version becomes the current one (``ranker release --version``)."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def _train_model(
 
 
 class _Fitted(NamedTuple):
-    """What remains of a training besides the best weights.
+    """Result of a training besides the best weights.
 
     Attributes:
         schedule: the gate schedule.

@@ -1,4 +1,4 @@
-"""What ``ranker join`` counts, as text and for programs."""
+"""Counts of ``ranker join``, as text and for programs."""
 
 from __future__ import annotations
 

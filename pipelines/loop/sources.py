@@ -1,4 +1,4 @@
-"""Where the commands of the loop read from."""
+"""Sources of the commands of the loop."""
 
 from __future__ import annotations
 

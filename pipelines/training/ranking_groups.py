@@ -18,7 +18,7 @@ def ranking_groups(table: pa.Table, columns: Columns, within: RankingGroup) -> I
     Args:
         table: rows of the log.
         columns: names of its columns.
-        within: what makes a group. ``request`` needs ``columns.request``.
+        within: common value of the rows of a group. ``request`` needs ``columns.request``.
     """
     keys = local_days(table[columns.time]) if within == "user_day" else table[columns.request]
     return mix_hashes([hash_column(column.combine_chunks()) for column in (table[columns.user], keys)])

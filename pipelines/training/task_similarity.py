@@ -39,7 +39,7 @@ RIDGE = 1e-3
 """Ridge penalty of the predictors, relative to the mean variance of a unit."""
 
 SIGNAL = 10.0
-"""How many times the variance that chance explains a predictor must explain. With rare labels, sharing is better."""
+"""Minimum variance that a predictor explains, relative to that of chance. With rare labels, sharing is better."""
 
 
 def start_similar_tasks_alike(

@@ -65,7 +65,7 @@ class Trainer:
         id_dropout: hides ids of the batches of the training split.
         teachers: earlier runs whose predictions the training learns, too; None for none.
         table_weights: weights [known rows, dim] of the embedding tables of an earlier run; None for random ones.
-        continuation: what a warm start that keeps the selection takes over from the earlier run; None otherwise.
+        continuation: state that a warm start takes over if it keeps the selection; None otherwise.
         on_check: callback for each check, called on the main rank.
 
     Attributes:

@@ -38,7 +38,7 @@ MATCHING_SECTIONS = ("features", "counters", "histories", "tasks", "columns", "m
 
 @dataclass(frozen=True)
 class Continuation:
-    """What a training takes over from an earlier run, besides its weights.
+    """State that a training takes over from an earlier run, besides its weights.
 
     Attributes:
         optimizers: state of the optimizers, see ``best_weights.load_optimizers``.

@@ -1,4 +1,4 @@
-"""Where the trials of a study are recorded: by default a journal in the folder of the study."""
+"""Record of the trials of a study: by default a journal in the folder of the study."""
 
 from __future__ import annotations
 

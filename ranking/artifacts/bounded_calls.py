@@ -23,8 +23,8 @@ class BoundedCalls:
     end of the process, in contrast to the threads of an event loop's executor.
 
     Args:
-        seconds: Timeout of a call. After it, the call continues in the background.
-        max_calls: Maximum number of calls that have not returned.
+        seconds: timeout of a call. After it, the call continues in the background.
+        max_calls: maximum number of calls that have not returned.
     """
 
     def __init__(self, seconds: float, max_calls: int) -> None:
@@ -35,8 +35,8 @@ class BoundedCalls:
         """Return the result of a function.
 
         Raises:
-            TimeoutError: The function does not return in time.
-            TooManyCallsError: Too many earlier calls have not returned.
+            TimeoutError: the function does not return in time.
+            TooManyCallsError: too many earlier calls have not returned.
         """
         return self._start(function).result(self._seconds)
 

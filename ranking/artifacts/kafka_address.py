@@ -17,7 +17,7 @@ class KafkaAddress:
 
     Attributes:
         servers: ``HOST:PORT`` of the servers, separated by commas.
-        topic: Name of the topic.
+        topic: name of the topic.
     """
 
     servers: str
@@ -28,7 +28,7 @@ class KafkaAddress:
         """Parse ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``.
 
         Raises:
-            ValueError: The text has another form.
+            ValueError: the text has another form.
         """
         match = ADDRESS.fullmatch(text)
         if match is None:

@@ -27,10 +27,10 @@ class LogName:
     """A name of a file.
 
     Attributes:
-        created: Time of its creation, after the arrival of its oldest content; None if the name has none.
-        finished: Whether the file is complete.
-        own: Whether the service gave the name.
-        key: Name of the API key whose content the file holds, or None.
+        created: time of its creation, after the arrival of its oldest content; None if the name has none.
+        finished: whether the file is complete.
+        own: whether the service gave the name.
+        key: name of the API key whose content the file holds, or None.
     """
 
     created: datetime | None
@@ -44,10 +44,10 @@ class LogNames:
     """The names of a log's files, which sort by the time of creation: ``PREFIX-TIME-RANDOM[-KEY].SUFFIX[.part]``.
 
     Attributes:
-        prefix: First part of each name.
-        suffix: Last part of the name of a finished file.
-        setting: Setting of the service that names the folder, for messages.
-        with_keys: Whether names may have that of an API key.
+        prefix: first part of each name.
+        suffix: last part of the name of a finished file.
+        setting: setting of the service that names the folder, for messages.
+        with_keys: whether names may have that of an API key.
     """
 
     prefix: str

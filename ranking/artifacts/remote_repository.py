@@ -40,7 +40,7 @@ T = TypeVar("T")
 MAX_MANIFEST_BYTES = 1024**3
 """Maximum size of ``manifest.json``."""
 STATE_FILE = ".remote.json"
-"""What a folder and the repository in object storage had in common after the last pull or push."""
+"""Common state of a folder and the repository in object storage after the last pull or push."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 60.0, 900.0
 """Seconds until a version is downloaded again that could not be copied: at first, and after further failures.
 

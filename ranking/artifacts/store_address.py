@@ -28,7 +28,7 @@ class StoreAddress:
     """A parsed address.
 
     Attributes:
-        kind: what the address names.
+        kind: kind of the store.
         hosts: host and port of the server, of some servers of the cluster, or of the Sentinels; none for a socket.
         server_url: address of one server for redis-py: the first of ``hosts``, with the credentials, the database and
             the options of all servers. For a Sentinel, the host is to be replaced by that of the primary.

@@ -12,7 +12,7 @@ class UserHash:
     """Replaces user ids by keyed hashes, from which the ids cannot be found without the key.
 
     Args:
-        key: The key; it may have any length.
+        key: the key; it may have any length.
     """
 
     def __init__(self, key: str) -> None:

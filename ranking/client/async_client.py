@@ -36,13 +36,13 @@ class AsyncRankingClient:
     Arguments, results, retries and errors are those of ``RankingClient``; the timeout is exact.
 
     Args:
-        base_url: Address of the service, such as ``https://ranker.example``.
+        base_url: address of the service, such as ``https://ranker.example``.
         api_key: API key, if the service has keys.
-        timeout: Seconds of a call, including all its attempts and waits.
-        retries: Maximum number of attempts after the first.
+        timeout: seconds of a call, including all its attempts and waits.
+        retries: maximum number of attempts after the first.
 
     Raises:
-        ValueError: An argument is not valid.
+        ValueError: an argument is not valid.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None, *, timeout: float = 10.0, retries: int = 2) -> None:

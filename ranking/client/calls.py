@@ -35,17 +35,17 @@ class RankOptions(TypedDict, total=False):
     """Options of a rank operation.
 
     Attributes:
-        user: Id of the user, or ``{"id": …, "features": {…}}``.
-        context: Features of the context, by column.
-        tasks: Tasks to score; default all.
-        objective: Weight by task in the score that sorts the candidates; default: that of the model.
-        top_n: Number of items to return; default all.
-        deadline_ms: Milliseconds after its arrival until which the service must start scoring, and the computation of
+        user: id of the user, or ``{"id": …, "features": {…}}``.
+        context: features of the context, by column.
+        tasks: tasks to score; default all.
+        objective: weight by task in the score that sorts the candidates; default: that of the model.
+        top_n: number of items to return; default all.
+        deadline_ms: milliseconds after its arrival until which the service must start scoring, and the computation of
             contributions. No attempt starts later than this after the call.
-        explain: Whether to return the experts that ran, and the contributions of features to the best items.
-        model: Name of the model; default: the default model of the service.
-        time: Time of the impressions with a time zone, as of which counters are computed; default: time of arrival.
-        request_id: Id of the request, up to 256 characters; default: a random one. Feedback refers to it.
+        explain: whether to return the experts that ran, and the contributions of features to the best items.
+        model: name of the model; default: the default model of the service.
+        time: time of the impressions with a time zone, as of which counters are computed; default: time of arrival.
+        request_id: id of the request, up to 256 characters; default: a random one. Feedback refers to it.
     """
 
     user: Id | Mapping[str, Any] | None
@@ -66,13 +66,13 @@ class Call(Generic[Result]):
 
     Attributes:
         method: HTTP method.
-        path: Path below the base URL.
-        parse: Parses the body of a successful response; raises ``ServiceError``.
-        body: Body, or None.
-        headers: Headers of the request.
-        repeatable: Whether the service may receive the request twice without a further effect.
-        deadline: Seconds after the start of the call until which an attempt may start; None: the client's timeout.
-        retried: Whether failed attempts are repeated at all.
+        path: path below the base URL.
+        parse: parses the body of a successful response; raises ``ServiceError``.
+        body: body, or None.
+        headers: headers of the request.
+        repeatable: whether the service may receive the request twice without a further effect.
+        deadline: seconds after the start of the call until which an attempt may start; None: the client's timeout.
+        retried: whether failed attempts are repeated at all.
     """
 
     method: str
@@ -98,7 +98,7 @@ def rank_call(items: Items, *, model: str | None = None, **options: Any) -> Call
     """Build a rank request in JSON; see ``RankOptions``.
 
     Raises:
-        InvalidRequestError: An argument is not valid.
+        InvalidRequestError: an argument is not valid.
     """
     fields = _options(**options)
     body = _encode({**fields, "items": _items(items)})
@@ -109,7 +109,7 @@ def rank_table_call(table: pa.Table, *, model: str | None = None, **options: Any
     """Build a rank request as an Arrow stream; see ``RankOptions``.
 
     Raises:
-        InvalidRequestError: An argument is not valid.
+        InvalidRequestError: an argument is not valid.
     """
     fields = _options(**options)
     table = table.combine_chunks().replace_schema_metadata({REQUEST: _encode(fields)})
@@ -128,7 +128,7 @@ def feedback_call(
     events once. Otherwise the time of arrival orders the events, and a repeat could replace a later value.
 
     Raises:
-        InvalidRequestError: An argument is not valid.
+        InvalidRequestError: an argument is not valid.
     """
     _check_request_id(request_id)
     documents = []
@@ -198,7 +198,7 @@ def _time(name: str, time: Any) -> Any:
     """Return a time as text.
 
     Raises:
-        InvalidRequestError: It has no time zone.
+        InvalidRequestError: it has no time zone.
     """
     if not isinstance(time, datetime):
         return time
@@ -232,7 +232,7 @@ def _encode(document: Mapping[str, Any]) -> bytes:
     """Return JSON; a number that is not finite becomes null, which means that the feature is missing.
 
     Raises:
-        InvalidRequestError: A value has no form in JSON.
+        InvalidRequestError: a value has no form in JSON.
     """
     try:
         return orjson.dumps(document, option=OPTIONS)

@@ -13,10 +13,10 @@ class RankingError(Exception):
 
     Attributes:
         status: HTTP status of the response; None without a response.
-        detail: Description of the error and its fix.
-        field: First invalid field of the request, such as ``items[1].features.price``; None if there is none.
-        request_id: Id of the request in the log of the service; None if nothing was sent.
-        retry_after: Seconds to wait before the next attempt, from ``Retry-After``; None without the header.
+        detail: description of the error and its fix.
+        field: first invalid field of the request, such as ``items[1].features.price``; None if there is none.
+        request_id: id of the request in the log of the service; None if nothing was sent.
+        retry_after: seconds to wait before the next attempt, from ``Retry-After``; None without the header.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ def error_of_response(
 
     Args:
         status: HTTP status.
-        body: Body of the response.
-        request_id: Its ``X-Request-ID``.
-        retry_after: Seconds of its ``Retry-After``.
+        body: body of the response.
+        request_id: its ``X-Request-ID``.
+        retry_after: seconds of its ``Retry-After``.
     """
     try:
         document: Any = orjson.loads(body)

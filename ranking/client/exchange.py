@@ -32,10 +32,10 @@ class Connection:
     """Address of the service, and limits of every call.
 
     Attributes:
-        base_url: Address without a slash at its end; it may have a path.
-        headers: Headers of every request.
-        timeout: Seconds of a call with all its attempts and waits.
-        retries: Maximum number of attempts after the first.
+        base_url: address without a slash at its end; it may have a path.
+        headers: headers of every request.
+        timeout: seconds of a call with all its attempts and waits.
+        retries: maximum number of attempts after the first.
     """
 
     base_url: str
@@ -48,7 +48,7 @@ class Connection:
         """Validate the arguments of a client.
 
         Raises:
-            ValueError: An argument is not valid.
+            ValueError: an argument is not valid.
         """
         try:
             url = httpx2.URL(base_url)
@@ -79,7 +79,7 @@ class TimeLeft(dict[str, float]):
     """Timeouts of an attempt in seconds: whenever the HTTP library reads one, it is the time that is left of the call.
 
     Args:
-        end: End of the call on the monotonic clock.
+        end: end of the call on the monotonic clock.
     """
 
     def __init__(self, end: float) -> None:
@@ -95,8 +95,8 @@ class Exchange(Generic[Result]):
     """The attempts of one call.
 
     Args:
-        call: Request to send.
-        connection: Address and limits.
+        call: request to send.
+        connection: address and limits.
     """
 
     def __init__(self, call: Call[Result], connection: Connection) -> None:
@@ -122,7 +122,7 @@ class Exchange(Generic[Result]):
         """Check that the timeout has not passed.
 
         Raises:
-            RequestTimeoutError: It has passed.
+            RequestTimeoutError: it has passed.
         """
         if self.time_left() <= 0:
             self.timed_out()
@@ -131,7 +131,7 @@ class Exchange(Generic[Result]):
         """Raise the error of a timeout.
 
         Raises:
-            RequestTimeoutError: Always.
+            RequestTimeoutError: always.
         """
         detail = f"no response within {self._connection.timeout:g} s: attempt {self._attempts} was not answered in time"
         raise RequestTimeoutError(detail, request_id=self._call.headers.get("X-Request-ID")) from None
@@ -140,8 +140,8 @@ class Exchange(Generic[Result]):
         """Return the seconds to wait before the next attempt, after one without a response.
 
         Raises:
-            RequestTimeoutError: The timeout has passed.
-            ConnectionFailedError: Another attempt is not safe, or does not fit.
+            RequestTimeoutError: the timeout has passed.
+            ConnectionFailedError: another attempt is not safe, or does not fit.
         """
         if isinstance(failure, httpx2.TimeoutException):
             self.timed_out()
@@ -153,7 +153,7 @@ class Exchange(Generic[Result]):
         """Return the seconds to wait before the next attempt, or None if the response is the result.
 
         Raises:
-            RankingError: The response is an error, and another attempt is not safe or does not fit.
+            RankingError: the response is an error, and another attempt is not safe or does not fit.
         """
         if 200 <= reply.status < 300:
             return None
@@ -179,8 +179,8 @@ def retry_after(value: str | None, now: datetime) -> float | None:
     """Return the seconds of a ``Retry-After`` header, which is a number of seconds or a date; None if it is neither.
 
     Args:
-        value: Value of the header, or None.
-        now: Present time, with a time zone.
+        value: value of the header, or None.
+        now: present time, with a time zone.
     """
     if value is None:
         return None

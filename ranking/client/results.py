@@ -24,11 +24,11 @@ class RankedItem:
     """One ranked candidate.
 
     Attributes:
-        id: Id as it was sent.
-        score: The objective, by which the items are sorted.
-        scores: Score by task.
-        missing: Columns that neither the request nor a lookup by id provided.
-        contributions: Contribution of each feature to the logit, by task; empty without ``explain``, and for items that
+        id: id as it was sent.
+        score: the objective, by which the items are sorted.
+        scores: score by task.
+        missing: columns that neither the request nor a lookup by id provided.
+        contributions: contribution of each feature to the logit, by task; empty without ``explain``, and for items that
             the service does not explain.
     """
 
@@ -44,12 +44,12 @@ class Explanation:
     """Experts behind the scores, and what the contributions of the items refer to.
 
     Attributes:
-        experts_run: Numbers of the evaluated experts.
-        experts_total: Number of experts of the model.
-        tasks: Weight by task and expert.
-        baseline: Logit by task (regression: value) of an item without features, to which the contributions are added;
+        experts_run: numbers of the evaluated experts.
+        experts_total: number of experts of the model.
+        tasks: weight by task and expert.
+        baseline: logit by task (regression: value) of an item without features, to which the contributions are added;
             empty if no item has contributions.
-        no_contributions: Why no item has contributions: ``no_items`` or ``per_example_gate``; None if items have some.
+        no_contributions: why no item has contributions: ``no_items`` or ``per_example_gate``; None if items have some.
     """
 
     experts_run: list[int]
@@ -61,15 +61,15 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """What a response says about all candidates.
+    """Part of a response that is common to all candidates.
 
     Attributes:
-        request_id: Id to report feedback with.
-        model: Name of the model.
-        version: Version that scored all candidates.
-        degraded: Whether features of the shared store, or the released version, were not available.
-        counters_as_of: Time of the last impression in the counters, ISO 8601; None if the model has none.
-        explanation: Experts that ran, and the baseline of the contributions; None without ``explain``.
+        request_id: id to report feedback with.
+        model: name of the model.
+        version: version that scored all candidates.
+        degraded: whether features of the shared store, or the released version, were not available.
+        counters_as_of: time of the last impression in the counters, ISO 8601; None if the model has none.
+        explanation: experts that ran, and the baseline of the contributions; None without ``explain``.
     """
 
     request_id: str
@@ -92,7 +92,7 @@ class RankedTable(RankSummary):
     """Ranked candidates as a table, best first.
 
     Attributes:
-        table: Columns ``id``, ``score`` (float64), ``scores`` (struct of float32 by task) and ``missing`` (lists).
+        table: columns ``id``, ``score`` (float64), ``scores`` (struct of float32 by task) and ``missing`` (lists).
     """
 
     table: pa.Table
@@ -111,13 +111,13 @@ class ModelSummary:
     """Served versions of a model.
 
     Attributes:
-        name: Name of the model.
-        ready: Whether a version is served.
-        default: Whether the model answers requests that name no model.
-        version: Version that answers all requests except the canary's share.
-        canary: Canary version, with the share ``canary_weight`` (0 to 1) of the users.
-        canary_weight: Share of the canary.
-        shadow: Version that is only compared.
+        name: name of the model.
+        ready: whether a version is served.
+        default: whether the model answers requests that name no model.
+        version: version that answers all requests except the canary's share.
+        canary: canary version, with the share ``canary_weight`` (0 to 1) of the users.
+        canary_weight: share of the canary.
+        shadow: version that is only compared.
     """
 
     name: str
@@ -134,17 +134,17 @@ class ModelDetails:
     """Inputs and outputs of a model.
 
     Attributes:
-        name: Name of the model.
-        versions: Loaded versions.
-        inputs: Ids and features as tensors: ``name``, ``datatype``, ``shape``, ``kind``, ``owner``, and ``max_length``
+        name: name of the model.
+        versions: loaded versions.
+        inputs: ids and features as tensors: ``name``, ``datatype``, ``shape``, ``kind``, ``owner``, and ``max_length``
             of a list.
-        outputs: Tasks and the score as tensors: ``name``, ``datatype``, ``shape``, ``kind``, ``transform``, ``group``.
-        objective: Default weight by task.
-        experts_used: Numbers of the selected experts.
-        experts_total: Number of experts.
-        platform: Kind of the model.
-        backend: Backend in use.
-        backends: Backends that the bundle supports.
+        outputs: tasks and the score as tensors: ``name``, ``datatype``, ``shape``, ``kind``, ``transform``, ``group``.
+        objective: default weight by task.
+        experts_used: numbers of the selected experts.
+        experts_total: number of experts.
+        platform: kind of the model.
+        backend: backend in use.
+        backends: backends that the bundle supports.
     """
 
     name: str
@@ -163,7 +163,7 @@ def parse_ranking(body: bytes) -> Ranking:
     """Parse a JSON response of a rank operation.
 
     Raises:
-        ServiceError: It is not such a response.
+        ServiceError: it is not such a response.
     """
     document = _parse(body)
     items = [_record(RankedItem, item) for item in _list(document, "items")]
@@ -174,7 +174,7 @@ def parse_ranked_table(body: bytes) -> RankedTable:
     """Parse an Arrow response of a rank operation.
 
     Raises:
-        ServiceError: It is not such a response.
+        ServiceError: it is not such a response.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
@@ -190,7 +190,7 @@ def parse_accepted(body: bytes) -> Accepted:
     """Parse a response of the feedback operation.
 
     Raises:
-        ServiceError: It is not such a response.
+        ServiceError: it is not such a response.
     """
     return _record(Accepted, _parse(body))
 
@@ -199,7 +199,7 @@ def parse_models(body: bytes) -> list[ModelSummary]:
     """Parse the list of models.
 
     Raises:
-        ServiceError: The response is not such a list.
+        ServiceError: the response is not such a list.
     """
     return [_record(ModelSummary, model) for model in _list(_parse(body), "models")]
 
@@ -208,7 +208,7 @@ def parse_model(body: bytes) -> ModelDetails:
     """Parse the inputs and outputs of a model.
 
     Raises:
-        ServiceError: The response is not a model.
+        ServiceError: the response is not a model.
     """
     return _record(ModelDetails, _parse(body))
 

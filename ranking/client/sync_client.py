@@ -39,14 +39,14 @@ class RankingClient:
     attempt.
 
     Args:
-        base_url: Address of the service, such as ``https://ranker.example``.
+        base_url: address of the service, such as ``https://ranker.example``.
         api_key: API key, if the service has keys.
-        timeout: Seconds of a call, including all its attempts and waits. A response that arrives in pieces may exceed
+        timeout: seconds of a call, including all its attempts and waits. A response that arrives in pieces may exceed
             it by the time between two pieces.
-        retries: Maximum number of attempts after the first.
+        retries: maximum number of attempts after the first.
 
     Raises:
-        ValueError: An argument is not valid.
+        ValueError: an argument is not valid.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None, *, timeout: float = 10.0, retries: int = 2) -> None:
@@ -57,11 +57,11 @@ class RankingClient:
         """Rank candidates.
 
         Args:
-            items: Ids; rows ``{"id": …, "features": {…}}``; or columns ``{"id": […], "features": {NAME: […]}}``.
-            **options: See ``RankOptions``.
+            items: ids; rows ``{"id": …, "features": {…}}``; or columns ``{"id": […], "features": {NAME: […]}}``.
+            **options: see ``RankOptions``.
 
         Raises:
-            RankingError: The request failed; each subclass is one cause.
+            RankingError: the request failed; each subclass is one cause.
         """
         return self._run(rank_call(items, **options))
 
@@ -69,11 +69,11 @@ class RankingClient:
         """Rank the rows of a table, and return a table.
 
         Args:
-            table: Column of ids and columns of features, with the names of the log.
-            **options: See ``RankOptions``.
+            table: column of ids and columns of features, with the names of the log.
+            **options: see ``RankOptions``.
 
         Raises:
-            RankingError: The request failed; each subclass is one cause.
+            RankingError: the request failed; each subclass is one cause.
         """
         return self._run(rank_table_call(table, **options))
 
@@ -86,7 +86,7 @@ class RankingClient:
             model: ``model`` of the ranking, which determines the valid labels.
 
         Raises:
-            RankingError: The request failed; each subclass is one cause.
+            RankingError: the request failed; each subclass is one cause.
         """
         return self._run(feedback_call(request_id, events, model=model))
 
@@ -94,7 +94,7 @@ class RankingClient:
         """Return the models of the service, sorted by name.
 
         Raises:
-            RankingError: The request failed; each subclass is one cause.
+            RankingError: the request failed; each subclass is one cause.
         """
         return self._run(MODELS)
 
@@ -102,7 +102,7 @@ class RankingClient:
         """Return the inputs and outputs of a model.
 
         Raises:
-            RankingError: The request failed; each subclass is one cause.
+            RankingError: the request failed; each subclass is one cause.
         """
         return self._run(model_call(name))
 
@@ -110,7 +110,7 @@ class RankingClient:
         """Return whether the service can be reached and its models are loaded; does not retry.
 
         Raises:
-            RankingError: The address is not that of a service.
+            RankingError: the address is not that of a service.
         """
         try:
             self._run(READY)

@@ -23,7 +23,7 @@ from ranking.encoding.vocabulary import IdArray, stable_hash
 from ranking.schema import Counter, Schema
 
 Root = Literal["user", "item", "key"]
-"""What a value is for: a user, an item, or one key of a counter whose key has neither."""
+"""Owner of a value: a user, an item, or one key of a counter whose key has neither."""
 
 FORMAT = 1
 HEADER = struct.Struct("<B")

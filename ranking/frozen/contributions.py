@@ -153,7 +153,7 @@ def _add_in_proportion(values: Float64, residuals: Float64) -> Float64:
 
     Args:
         values: contributions [rows, tasks, features].
-        residuals: what each sum lacks [rows, tasks].
+        residuals: error of each sum [rows, tasks].
     """
     sizes = np.abs(values)
     totals = sizes.sum(2, keepdims=True)

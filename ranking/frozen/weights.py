@@ -23,7 +23,7 @@ FACTORS = "factors."
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """What training leaves of one model: its selected experts with their weights.
+    """Result of the training of one model: its selected experts with their weights.
 
     Attributes:
         selection: the selected experts.

@@ -1,4 +1,4 @@
-"""What a task's tower reads of the experts that its gate weights: how each value of ``Reading`` is computed."""
+"""Input of a task's tower, computed from the experts that its gate weights, for each value of ``Reading``."""
 
 from __future__ import annotations
 

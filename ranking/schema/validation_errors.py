@@ -39,7 +39,7 @@ MISSING = {
     "hash_buckets": "; give the number of rows of its embedding table, such as hash_buckets = 100000",
     "boundaries": "; give the increasing limits between the buckets, such as boundaries = [1, 10, 100]",
 }
-"""What to write for missing keys."""
+"""Fixes of missing keys."""
 
 ARRAYS_OF_TABLES = {(key,): f"[[{key}]]" for key in ("counters", "histories", "features", "tasks")}
 """Lists that TOML writes as arrays of tables."""

@@ -18,7 +18,7 @@ def value_text(value: Any, table: str = "a table") -> str:
 
     Args:
         value: any value that TOML or JSON can hold.
-        table: what stands for a table of keys and values.
+        table: text that stands for a table of keys and values.
     """
     return _text(value, table, 0)
 

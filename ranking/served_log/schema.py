@@ -31,11 +31,11 @@ class ServedColumn:
     """A column of features in the served log.
 
     Attributes:
-        name: Name in the log of the model.
+        name: name in the log of the model.
         owner: user, context or item.
-        kind: Kind of the feature.
-        type: Type of one value; "null" if the file has no value.
-        computed: Whether it is that of a counter or history.
+        kind: kind of the feature.
+        type: type of one value; "null" if the file has no value.
+        computed: whether it is that of a counter or history.
     """
 
     name: str
@@ -55,12 +55,12 @@ class ServedDescription:
     """Description of a file.
 
     Attributes:
-        model: Name of the model that answered.
-        version: Its version.
-        repository: Folder of its repository, as the service names it.
-        hashed_users: Whether hashes replace the user ids.
-        zone: Time zone of the service's machine; None if it is unknown.
-        columns: Columns of features.
+        model: name of the model that answered.
+        version: its version.
+        repository: folder of its repository, as the service names it.
+        hashed_users: whether hashes replace the user ids.
+        zone: time zone of the service's machine; None if it is unknown.
+        columns: columns of features.
     """
 
     model: str

@@ -28,9 +28,9 @@ def encode_served(
     """Return the content of a Parquet file.
 
     Args:
-        table: One row per request, with lists of its candidates.
-        description: Description of the file.
-        pause: Called between row groups.
+        table: one row per request, with lists of its candidates.
+        description: description of the file.
+        pause: called between row groups.
     """
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(

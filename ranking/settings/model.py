@@ -33,7 +33,7 @@ class ModelConfig(StrictModel):
         experts: number of experts n ≥ 1; a shared bottom always has one.
         expert_layers: widths of an expert's ReLU layers.
         tower_layers: widths of a task tower's ReLU layers, before its single output.
-        reading: what a tower reads of the experts that its task selected.
+        reading: input of a tower, computed from the experts that its task selected.
         dropout: dropout probability after each of these layers, in training only.
         gate: kind and settings of the gate.
         side_tower: settings of the position tower, which reads the training-only features; None without one.

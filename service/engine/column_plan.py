@@ -18,7 +18,7 @@ ColumnIndices: TypeAlias = slice | npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """How the values of a set of columns of one owner are encoded.
+    """Encoding of the values of a set of columns of one owner.
 
     Attributes:
         bags: column, feature, index among the bags, index among all features and index in ``IndexLayout.list_parts``

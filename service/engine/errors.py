@@ -8,7 +8,7 @@ class InvalidRequestError(Exception):
 
     Args:
         field: path of the field in the request, such as ``items[3].features.price``.
-        reason: what is wrong with the field.
+        reason: error of the field.
     """
 
     def __init__(self, field: str, reason: str) -> None:

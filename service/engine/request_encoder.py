@@ -120,7 +120,7 @@ class MissingColumns:
 
         Args:
             missing: as ``EncodedBatch.missing``.
-            unseen: which ids the ranker has never seen [rows]; None if it does not know any.
+            unseen: whether the ranker has never seen the id [rows]; None if it does not know any.
         """
         mask = missing.copy() if self._features is None else missing.take(self._features, 1)
         if self._id is not None:

@@ -38,9 +38,9 @@ class DecodedColumns:
     """Columns decoded from the objects of one owner.
 
     Attributes:
-        columns: Column → one value per id, None where the store has none.
-        signature: Names and types of the columns, see ``StoreFeatures``.
-        faults: Kind of fault → message without ids and values.
+        columns: column → one value per id, None where the store has none.
+        signature: names and types of the columns, see ``StoreFeatures``.
+        faults: kind of fault → message without ids and values.
     """
 
     columns: Mapping[str, list[Value]]
@@ -52,11 +52,11 @@ class ObjectDecoder:
     """Decodes the stored objects of one owner for one ranker.
 
     Args:
-        ranker: Ranker that reads the columns.
-        owner: User or item.
+        ranker: ranker that reads the columns.
+        owner: user or item.
 
     Attributes:
-        columns: Columns that the ranker reads, without the id column.
+        columns: columns that the ranker reads, without the id column.
     """
 
     def __init__(self, ranker: FrozenRanker, owner: Owner) -> None:
@@ -89,9 +89,9 @@ class ColumnValues(NamedTuple):
     """Values of one column.
 
     Attributes:
-        values: Values, with None in place of those of the wrong type.
-        value_type: Type of the values, or of the elements of lists; numbers are float.
-        wrong: Number of values of the wrong type.
+        values: values, with None in place of those of the wrong type.
+        value_type: type of the values, or of the elements of lists; numbers are float.
+        wrong: number of values of the wrong type.
     """
 
     values: list[Value]
@@ -103,8 +103,8 @@ class ColumnDecoder:
     """Checks the values of one column, which may be numbers, ids, or lists of ids.
 
     Args:
-        features: Features that read the column.
-        encoder: Encoder of the ranker.
+        features: features that read the column.
+        encoder: encoder of the ranker.
     """
 
     def __init__(self, features: Sequence[InputFeature], encoder: Encoder) -> None:

@@ -13,8 +13,8 @@ class KeyValueStoreError(Exception):
     """A store did not answer.
 
     Args:
-        reason: Label value for the metrics.
-        detail: Message for the log, without passwords and keys.
+        reason: label value for the metrics.
+        detail: message for the log, without passwords and keys.
     """
 
     def __init__(self, reason: Failure, detail: str) -> None:
@@ -26,9 +26,9 @@ class KeyValueStore(Protocol):
     """Store of byte strings by key.
 
     Attributes:
-        kind: Type of the store, a label value of the metrics.
-        address: Address of the store in messages, without password.
-        clustered: Whether the store is a Redis Cluster, whose keys of counters have another form.
+        kind: type of the store, a label value of the metrics.
+        address: address of the store in messages, without password.
+        clustered: whether the store is a Redis Cluster, whose keys of counters have another form.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class KeyValueStore(Protocol):
         """Read the value of each key, None for keys that do not exist.
 
         Raises:
-            KeyValueStoreError: The store did not answer in time, or not at all.
+            KeyValueStoreError: the store did not answer in time, or not at all.
         """
         ...
 

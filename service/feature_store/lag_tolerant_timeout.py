@@ -18,7 +18,7 @@ class LagTolerantTimeout:
     Otherwise a busy process would mistake its own delay for a slow store, and open the circuit breaker.
 
     Args:
-        seconds: Time limit of the enclosed block.
+        seconds: time limit of the enclosed block.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -46,7 +46,7 @@ def open_store(settings: Settings) -> KeyValueStore | None:
     """Create the store that the settings name, without connecting; None if ``store`` is not set.
 
     Raises:
-        ConfigError: The address has an unknown or invalid option, or the Redis client is not installed.
+        ConfigError: the address has an unknown or invalid option, or the Redis client is not installed.
     """
     if settings.store is None:
         return None
@@ -74,10 +74,10 @@ class StoreLookup:
     """Supplies the features that requests leave out from a key-value store.
 
     Args:
-        store: Store to read.
-        prefix: Prefix of its keys.
-        breaker: Circuit breaker around the store.
-        metrics: Counts the fallbacks.
+        store: store to read.
+        prefix: prefix of its keys.
+        breaker: circuit breaker around the store.
+        metrics: counts the fallbacks.
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, breaker: CircuitBreaker, metrics: Metrics) -> None:
@@ -91,7 +91,7 @@ class StoreLookup:
         """Create the lookup, or return None if ``store`` is not set. The store need not be available yet.
 
         Raises:
-            ConfigError: The address has an unknown or invalid option.
+            ConfigError: the address has an unknown or invalid option.
         """
         store = open_store(settings)
         if store is None:
@@ -104,9 +104,9 @@ class StoreLookup:
         """Look up the features of a request's user and candidates; never raise because of the store.
 
         Args:
-            model: Version that will score the request.
-            options: Everything but the candidates.
-            items: The candidates, not validated yet.
+            model: version that will score the request.
+            options: everything but the candidates.
+            items: the candidates, not validated yet.
         """
         decoders = self._decoders.get(model.encoder)
         if decoders is None:
@@ -234,8 +234,8 @@ class CircuitBreaker:
     """Opens after consecutive failures; while it is open, allows single probes until one succeeds.
 
     Args:
-        failures: Number of consecutive failures that open the circuit breaker.
-        seconds: Seconds between probes while it is open.
+        failures: number of consecutive failures that open the circuit breaker.
+        seconds: seconds between probes while it is open.
     """
 
     def __init__(self, failures: int, seconds: float) -> None:

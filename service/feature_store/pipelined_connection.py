@@ -26,7 +26,7 @@ class ReconnectingConnection:
     Connecting continues in the background if the command that started it is cancelled.
 
     Args:
-        create: Returns a connection that is not open yet; called for each attempt.
+        create: returns a connection that is not open yet; called for each attempt.
     """
 
     def __init__(self, create: Callable[[], Awaitable[AbstractConnection]]) -> None:
@@ -78,7 +78,7 @@ class PipelinedConnection:
     redis-py's pool needs one connection per concurrent command, and takes longer to acquire one than Redis to respond.
 
     Args:
-        connection: Open connection; this object takes ownership of it.
+        connection: open connection; this object takes ownership of it.
     """
 
     def __init__(self, connection: AbstractConnection) -> None:
@@ -112,11 +112,11 @@ class PipelinedConnection:
         """Send packed commands and return their responses; that of a rejected command is a ``RedisError``.
 
         Args:
-            commands: Packed commands, one after the other.
-            count: Number of commands, at least 1.
+            commands: packed commands, one after the other.
+            count: number of commands, at least 1.
 
         Raises:
-            RedisError: The connection is lost.
+            RedisError: the connection is lost.
         """
         batch = PendingBatch(asyncio.get_running_loop().create_future(), count)
         if not self._pending:
@@ -165,8 +165,8 @@ class PendingBatch:
     """Commands that were sent together and whose responses are not complete.
 
     Args:
-        responses: Future of the responses, which may be cancelled.
-        count: Number of commands.
+        responses: future of the responses, which may be cancelled.
+        count: number of commands.
     """
 
     __slots__ = ("_count", "_received", "responses")

@@ -37,8 +37,8 @@ class BaseRedisStore(ABC):
     """Reads with a timeout, and converts the errors of redis-py.
 
     Args:
-        url: Address, see ``ranking.artifacts.store_address``.
-        seconds: Time limit of a lookup.
+        url: address, see ``ranking.artifacts.store_address``.
+        seconds: time limit of a lookup.
     """
 
     kind = "redis"
@@ -60,7 +60,7 @@ class BaseRedisStore(ABC):
         """Read the value of each key, None for keys that do not exist.
 
         Raises:
-            KeyValueStoreError: The store did not answer in time, or not at all.
+            KeyValueStoreError: the store did not answer in time, or not at all.
         """
         try:
             async with LagTolerantTimeout(self._seconds):
@@ -93,9 +93,9 @@ class SingleServerStore(BaseRedisStore):
     """Reads from one server at a time, over one connection.
 
     Args:
-        url: Address, see ``ranking.artifacts.store_address``.
-        seconds: Time limit of a lookup.
-        create: Returns a connection to the server that is not open yet; called for each attempt to connect.
+        url: address, see ``ranking.artifacts.store_address``.
+        seconds: time limit of a lookup.
+        create: returns a connection to the server that is not open yet; called for each attempt to connect.
     """
 
     def __init__(self, url: str, seconds: float, create: Callable[[], Awaitable[AbstractConnection]]) -> None:
@@ -117,11 +117,11 @@ class RedisStore(SingleServerStore):
     """Reads from the server at the address.
 
     Args:
-        url: Address of the form ``redis://``, ``rediss://`` or ``unix://``.
-        seconds: Time limit of a lookup.
+        url: address of the form ``redis://``, ``rediss://`` or ``unix://``.
+        seconds: time limit of a lookup.
 
     Raises:
-        ConfigError: The address has an unknown or invalid option.
+        ConfigError: the address has an unknown or invalid option.
     """
 
     def __init__(self, url: str, seconds: float) -> None:
@@ -137,11 +137,11 @@ def connection_options(server_url: str, url: str) -> tuple[Callable[..., Abstrac
     """Return the class and the options of connections to a server.
 
     Args:
-        server_url: Address of the server.
-        url: Address of the store, for the message.
+        server_url: address of the server.
+        url: address of the store, for the message.
 
     Raises:
-        ConfigError: The address has an unknown or invalid option.
+        ConfigError: the address has an unknown or invalid option.
     """
     try:
         options: dict[str, Any] = OPTIONS | dict(parse_url(server_url))

@@ -21,7 +21,7 @@ from service.feature_store.pipelined_connection import CONNECT_SECONDS, Reconnec
 from service.feature_store.redis import BaseRedisStore, connection_options
 
 MAX_REDIRECTIONS = 3
-"""How many times a lookup follows keys that have moved to another server."""
+"""Maximum number of times that a lookup follows keys that have moved to another server."""
 Server = tuple[str, int]
 """Host and port."""
 ASKING = hiredis.pack_command(("ASKING",))
@@ -34,11 +34,11 @@ class ClusterStore(BaseRedisStore):
     much processor time for each key (docs/benchmarks.md).
 
     Args:
-        url: Address of the form ``redis+cluster://`` or ``rediss+cluster://``.
-        seconds: Time limit of a lookup.
+        url: address of the form ``redis+cluster://`` or ``rediss+cluster://``.
+        seconds: time limit of a lookup.
 
     Raises:
-        ConfigError: The address has an unknown or invalid option.
+        ConfigError: the address has an unknown or invalid option.
     """
 
     clustered = True

@@ -19,11 +19,11 @@ class SentinelStore(SingleServerStore):
     """Asks the Sentinels for the primary each time it connects. They close the connections to a former primary.
 
     Args:
-        url: Address of the form ``redis+sentinel://`` or ``rediss+sentinel://``.
-        seconds: Time limit of a lookup.
+        url: address of the form ``redis+sentinel://`` or ``rediss+sentinel://``.
+        seconds: time limit of a lookup.
 
     Raises:
-        ConfigError: The address has an unknown or invalid option.
+        ConfigError: the address has an unknown or invalid option.
     """
 
     def __init__(self, url: str, seconds: float) -> None:
@@ -47,7 +47,7 @@ def _sentinel_options(address: StoreAddress, url: str) -> dict[str, Any]:
     """Return the options of clients of Sentinels.
 
     Raises:
-        ConfigError: An option is unknown or invalid.
+        ConfigError: an option is unknown or invalid.
     """
     protocol = address.server_url.partition(":")[0]
     try:

@@ -124,7 +124,7 @@ def index_repository(path: Path, models: ModelRegistry, reconciler: Reconciler) 
     """Return the versions of all models.
 
     Raises:
-        BundleError: The repository does not exist.
+        BundleError: the repository does not exist.
     """
     return [entry for name in repository.list_models(path) for entry in index_model(path, name, models, reconciler)]
 

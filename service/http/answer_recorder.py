@@ -20,9 +20,9 @@ class AnswerRecorder:
     """Passes answered requests on.
 
     Args:
-        shadows: Scores requests again with shadow versions.
-        answers: Remembers answers to check feedback, or None.
-        served_log: Logs answered requests, or None.
+        shadows: scores requests again with shadow versions.
+        answers: remembers answers to check feedback, or None.
+        served_log: logs answered requests, or None.
     """
 
     def __init__(self, shadows: ShadowScorer, answers: AnsweredRequests | None, served_log: ServedLog | None) -> None:
@@ -43,14 +43,14 @@ class AnswerRecorder:
         """Pass an answered request on.
 
         Args:
-            http: The request.
-            routing: Served versions of its model.
-            model: Version that scored the request.
-            options: Everything in the request but its candidates.
-            items: Its candidates.
-            result: Its result.
-            body_bytes: Size of its body.
-            degraded: Whether the answer is degraded.
+            http: the request.
+            routing: served versions of its model.
+            model: version that scored the request.
+            options: everything in the request but its candidates.
+            items: its candidates.
+            result: its result.
+            body_bytes: size of its body.
+            degraded: whether the answer is degraded.
         """
         request_id = options.request_id or http.state.request_id
         if self._answers is not None:

@@ -46,15 +46,15 @@ def read_stream(
 
     Args:
         body: IPC stream.
-        id_column: Column of item ids in the log.
-        item_features: Features of items, by column.
-        max_candidates: Maximum number of rows.
-        max_bytes: Maximum size of the columns after decompression and decoding of dictionaries.
-        max_length: Maximum number of characters of any text.
+        id_column: column of item ids in the log.
+        item_features: features of items, by column.
+        max_candidates: maximum number of rows.
+        max_bytes: maximum size of the columns after decompression and decoding of dictionaries.
+        max_length: maximum number of characters of any text.
 
     Raises:
         Problem: 400 if the body is not an Arrow stream, 413 if it exceeds a limit.
-        InvalidRequestError: A column is not valid.
+        InvalidRequestError: a column is not valid.
     """
     try:
         buffer = pa.py_buffer(body)
@@ -104,7 +104,7 @@ def _check_columns(schema: pa.Schema, id_column: str, item_features: Mapping[str
     """Check the names and types of the columns before any of them is read.
 
     Raises:
-        InvalidRequestError: A column is unknown, repeated, or of an unsupported type.
+        InvalidRequestError: a column is unknown, repeated, or of an unsupported type.
     """
     if id_column not in schema.names:
         reason = f"the stream has no column '{id_column}', which holds the candidates' ids in the log"
@@ -151,8 +151,8 @@ def _decoded_bytes(column: pa.Array, limit: int) -> int:
     """Return the bytes of a column after dictionaries, views and lists of nulls are expanded.
 
     Args:
-        column: Validated column.
-        limit: Size above which the result may be too low but exceeds the limit.
+        column: validated column.
+        limit: size above which the result may be too low but exceeds the limit.
     """
     dtype = column.type
     if pa.types.is_primitive(dtype):
@@ -172,7 +172,7 @@ def _max_length(column: pa.Array) -> int:
     """Return the number of characters of the longest text, or 0 if there is none.
 
     Args:
-        column: Validated column whose decoded size is within the limit.
+        column: validated column whose decoded size is within the limit.
     """
     dtype = column.type
     if pa.types.is_primitive(dtype):
@@ -202,7 +202,7 @@ def _ids(column: pa.Array) -> Values:
     """Return the ids as an array of int64 or as Arrow strings.
 
     Raises:
-        InvalidRequestError: An id is null, or the type is not valid for ids.
+        InvalidRequestError: an id is null, or the type is not valid for ids.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()  # a null may be an index or an entry of the dictionary
@@ -227,7 +227,7 @@ def write_stream(result: RankResult, summary: bytes) -> bytes:
     If the response explains its items, the column contributions has a struct with a field per task and feature.
 
     Args:
-        result: Ranked candidates.
+        result: ranked candidates.
         summary: JSON of the response without its items.
     """
     scores = [pa.array(column) for column in result.scores.T]

@@ -28,9 +28,9 @@ class DeclaredSizes:
     """Totals over all messages of a stream.
 
     Attributes:
-        rows: Rows of the record batches.
-        batches: Number of record batches and dictionaries.
-        bytes: Size of their buffers after decompression.
+        rows: rows of the record batches.
+        batches: number of record batches and dictionaries.
+        bytes: size of their buffers after decompression.
     """
 
     rows: int
@@ -43,7 +43,7 @@ def declared_sizes(stream: pa.Buffer) -> DeclaredSizes:
 
     Raises:
         pa.ArrowException, OSError, struct.error: The buffer is not an Arrow stream.
-        ValueError: The stream has delta dictionaries, or a batch with a negative number of rows.
+        ValueError: the stream has delta dictionaries, or a batch with a negative number of rows.
     """
     rows = batches = size = 0
     for message in pa.ipc.MessageReader.open_stream(stream):
@@ -75,8 +75,8 @@ class _Table:
     """A table of a flatbuffer; absent fields are 0.
 
     Args:
-        data: The flatbuffer.
-        start: Position of the table.
+        data: the flatbuffer.
+        start: position of the table.
     """
 
     def __init__(self, data: bytes, start: int) -> None:
@@ -99,7 +99,7 @@ class _Table:
         """Return a number of rows.
 
         Raises:
-            ValueError: The number is negative.
+            ValueError: the number is negative.
         """
         position = self.position(field)
         length = self._read("<q", position) if position else 0

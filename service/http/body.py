@@ -19,11 +19,11 @@ def limit_body(
     It raises ``Problem``: 408, 413, 415 or 429.
 
     Args:
-        receive: Function to wrap.
-        headers: Headers of the request.
-        lease: The body in the budget of the process.
-        max_bytes: Maximum size of the body.
-        seconds: Maximum seconds until the body is complete.
+        receive: function to wrap.
+        headers: headers of the request.
+        lease: the body in the budget of the process.
+        max_bytes: maximum size of the body.
+        seconds: maximum seconds until the body is complete.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     received, complete = 0, False

@@ -36,9 +36,9 @@ def read_columns(
 
     Args:
         body: JSON.
-        item_features: Features of items, by column.
-        max_candidates: Maximum number of candidates.
-        max_length: Maximum number of characters of any text.
+        item_features: features of items, by column.
+        max_candidates: maximum number of candidates.
+        max_length: maximum number of characters of any text.
 
     Returns:
         The request without its items, not validated, and its candidates; None if the general reader must read it.
@@ -67,7 +67,7 @@ def may_contain_long_text(body: bytes, max_length: int) -> bool:
 
     Args:
         body: JSON in UTF-8.
-        max_length: Number of characters.
+        max_length: number of characters.
     """
     if b"\\" in body and ESCAPED_QUOTE in body:  # searching for one byte is much faster than for two
         return True  # quotes may be part of text

@@ -160,7 +160,7 @@ class CountersState(BaseModel):
 
 
 class LoopState(BaseModel):
-    """Which parts of the loop are on; /metrics has their counts."""
+    """Enabled parts of the loop; /metrics has their counts."""
 
     served_log: ServedLogState | None
     feedback: FeedbackTarget | None

@@ -45,14 +45,14 @@ def decode_request(
     """Decode a rank request; return everything but its candidates, and the candidates, not validated yet.
 
     Args:
-        body: Body of the request.
-        body_format: One of ``media_types.FORMATS``.
-        model: Model that will score the request; the columns of an Arrow stream have the names of its log columns.
-        settings: Limits of a request.
+        body: body of the request.
+        body_format: one of ``media_types.FORMATS``.
+        model: model that will score the request; the columns of an Arrow stream have the names of its log columns.
+        settings: limits of a request.
 
     Raises:
         Problem: 400 if the body cannot be parsed, 413 if there are too many candidates, 422 if fields are not valid.
-        InvalidRequestError: A field is not valid.
+        InvalidRequestError: a field is not valid.
     """
     item_features, max_length = model.encoder.readable["item"], MAX_STRING_LENGTH
     if body_format == ARROW:
@@ -77,11 +77,11 @@ def item_columns(request: RankRequest, item_features: Mapping[str, InputFeature]
     """Return the candidates of a JSON request.
 
     Args:
-        request: The request.
-        item_features: Features of items, by column.
+        request: the request.
+        item_features: features of items, by column.
 
     Raises:
-        InvalidRequestError: Unknown feature of an item; rejected here because thousands of distinct names would become
+        InvalidRequestError: unknown feature of an item; rejected here because thousands of distinct names would become
             as many columns.
     """
     items = request.items
@@ -98,14 +98,14 @@ def decode_message(body: bytes, message: type[Message], field: str, settings: Se
 
     Args:
         body: JSON.
-        message: Class of the message.
-        field: Name of the whole message in errors.
-        settings: Limits of a request.
+        message: class of the message.
+        field: name of the whole message in errors.
+        settings: limits of a request.
 
     Raises:
         Problem: 400 with the position if the body is not JSON, 413 if there are too many candidates, 422 if fields
             are not valid.
-        InvalidRequestError: Text is too long.
+        InvalidRequestError: text is too long.
     """
     return validate_message(parse_json(body, field, settings), message, field)
 
@@ -116,8 +116,8 @@ def split_rows(document: Any, item_features: Mapping[str, InputFeature]) -> tupl
     Such objects would cost several times as much as parsing the JSON, and more than the scoring.
 
     Args:
-        document: Parsed request.
-        item_features: Features of items, by column.
+        document: parsed request.
+        item_features: features of items, by column.
 
     Returns:
         The request without its items, not validated, and its candidates; None if the candidates are in columns or not
@@ -148,8 +148,8 @@ def find_long_text(document: Any, max_length: int) -> str | None:
     """Return the path of a text of more than ``max_length`` characters, or None.
 
     Args:
-        document: Parsed JSON; the names of its fields count as text.
-        max_length: Number of characters.
+        document: parsed JSON; the names of its fields count as text.
+        max_length: number of characters.
     """
     pending: list[_Location] = [(document, "", None)]
     while pending:
@@ -176,12 +176,12 @@ def parse_json(body: bytes, field: str, settings: Settings) -> Any:
 
     Args:
         body: JSON.
-        field: Name of the whole message in errors.
-        settings: Limits of a request.
+        field: name of the whole message in errors.
+        settings: limits of a request.
 
     Raises:
         Problem: 400 with the position if the body is not JSON, 413 if there are too many candidates.
-        InvalidRequestError: Text is too long.
+        InvalidRequestError: text is too long.
     """
     try:
         document = orjson.loads(body) if body else None
@@ -217,10 +217,10 @@ def validate_message(
     """Validate parsed JSON as one of the API's messages.
 
     Args:
-        document: Parsed JSON.
-        message: Class of the message.
-        field: Name of the whole message in errors.
-        received: Class of the message that the client sent, if the document is a part of it.
+        document: parsed JSON.
+        message: class of the message.
+        field: name of the whole message in errors.
+        received: class of the message that the client sent, if the document is a part of it.
 
     Raises:
         Problem: 422 if fields are not valid.

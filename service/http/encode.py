@@ -22,10 +22,10 @@ def encode_response(result: RankResult, summary: dict[str, Any], response_format
     """Encode a response.
 
     Args:
-        result: Ranked candidates.
-        summary: The response without its items, with the fields of ``RankSummary``.
-        response_format: One of ``media_types.FORMATS``.
-        columns: Whether the items are in columns if the format is JSON.
+        result: ranked candidates.
+        summary: the response without its items, with the fields of ``RankSummary``.
+        response_format: one of ``media_types.FORMATS``.
+        columns: whether the items are in columns if the format is JSON.
     """
     if response_format == ARROW:
         return write_stream(result, orjson.dumps(summary))

@@ -40,8 +40,8 @@ def feedback_routes(
 
         Raises:
             Problem: 400, 413 or 422.
-            InvalidRequestError: Text is too long.
-            SuspectFeedbackError: A check fails whose reason leads to a rejection.
+            InvalidRequestError: text is too long.
+            SuspectFeedbackError: a check fails whose reason leads to a rejection.
         """
         feedback = validate_feedback(parse_json(body, "body", settings), settings.max_candidates)
         count = len(feedback.events)
@@ -122,9 +122,9 @@ def _feedback_line(feedback: Feedback, key: str | None, received: datetime) -> b
     """Return the feedback of a request as one line of JSON, which repeats nothing per event.
 
     Args:
-        feedback: Feedback of one request.
-        key: Name of the request's API key, or None without keys.
-        received: Time of its arrival.
+        feedback: feedback of one request.
+        key: name of the request's API key, or None without keys.
+        received: time of its arrival.
     """
     line: dict[str, Any] = {"request_id": feedback.request_id, "key": key, "received": received}
     if feedback.model is not None:

@@ -35,10 +35,10 @@ class Gateway:
 
     Args:
         app: FastAPI application with all routes.
-        context: Limits, and the decision on admission for servers whose protocol does not admit requests, such as test
+        context: limits, and the decision on admission for servers whose protocol does not admit requests, such as test
             clients. Such servers neither report disconnects of clients nor count the bytes that arrive.
-        telemetry: Records rank and feedback requests.
-        guard: Checks API keys; None if requests need none.
+        telemetry: records rank and feedback requests.
+        guard: checks API keys; None if requests need none.
     """
 
     def __init__(

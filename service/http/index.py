@@ -35,8 +35,8 @@ def index_routes(links: dict[str, str], operations_port: int | None = None) -> A
     """``GET /``.
 
     Args:
-        links: Paths of the main operations of this port.
-        operations_port: Port of metrics and admin operations, if it is another one.
+        links: paths of the main operations of this port.
+        operations_port: port of metrics and admin operations, if it is another one.
     """
     router = APIRouter(tags=["index"])
     answer = ServiceIndex(name=NAME, version=version(NAME), links=links, operations_port=operations_port)

@@ -63,8 +63,8 @@ def documented(*statuses: int, error: type[BaseModel] = ProblemDocument) -> dict
     """Return the error responses of an operation, by status, for FastAPI's decorators.
 
     Args:
-        statuses: Status codes.
-        error: Body of the responses, ``ProblemDocument`` or ``ErrorDocument``.
+        statuses: status codes.
+        error: body of the responses, ``ProblemDocument`` or ``ErrorDocument``.
     """
     media_type = "application/problem+json" if error is ProblemDocument else JSON
     content = {media_type: {"schema": _ref(error)}}

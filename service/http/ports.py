@@ -9,9 +9,9 @@ class PortRouter:
     """Passes each request to the application of the port on which it arrived.
 
     Args:
-        main: Application of all ports but one; it also receives the lifespan events.
-        operations: Application of the operations port.
-        port: The operations port.
+        main: application of all ports but one; it also receives the lifespan events.
+        operations: application of the operations port.
+        port: the operations port.
     """
 
     def __init__(self, main: ASGIApp, operations: ASGIApp, port: int) -> None:

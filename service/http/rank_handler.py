@@ -33,7 +33,7 @@ def cancel_on_disconnect(permit: Permit) -> Iterator[None]:
     """Cancel the enclosed work when the client of the permit disconnects.
 
     Raises:
-        ClientDisconnect: The client has disconnected.
+        ClientDisconnect: the client has disconnected.
     """
     if permit.cancelled:
         raise ClientDisconnect
@@ -53,9 +53,9 @@ class RankHandler:
     """Answers rank requests.
 
     Args:
-        settings: Limits of a request.
-        engine: Scores requests.
-        recorder: Passes answered requests on.
+        settings: limits of a request.
+        engine: scores requests.
+        recorder: passes answered requests on.
     """
 
     def __init__(self, settings: Settings, engine: Engine, recorder: AnswerRecorder) -> None:
@@ -65,9 +65,9 @@ class RankHandler:
         """Answer a request.
 
         Args:
-            http: The request.
-            routing: Served versions of its model.
-            trial: Whether a person tries a request out, so that nobody sees the candidates: the answer is neither
+            http: the request.
+            routing: served versions of its model.
+            trial: whether a person tries a request out, so that nobody sees the candidates: the answer is neither
                 logged, nor remembered for feedback, nor scored by a shadow version.
         """
         http.state.request_info = {"model": routing.current.name, "version": routing.current.version}

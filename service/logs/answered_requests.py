@@ -48,8 +48,8 @@ class AnsweredRequests:
     The memory is anonymous: it is not part of a filesystem that could be full, and ends with its processes.
 
     Args:
-        size: Size of the memory in bytes, at least ``MIN_SEGMENT_BYTES`` per process.
-        processes: Number of processes that share the memory.
+        size: size of the memory in bytes, at least ``MIN_SEGMENT_BYTES`` per process.
+        processes: number of processes that share the memory.
     """
 
     def __init__(self, size: int, processes: int = 1) -> None:
@@ -106,8 +106,8 @@ class AnsweredRequests:
         """Remember the answer to a request. Takes 4 to 6 µs for 100 items; may be called by one thread only.
 
         Args:
-            request_id: Id of the request.
-            items: Ids of the items in the answer.
+            request_id: id of the request.
+            items: ids of the items in the answer.
         """
         start = self._own
         if start is None:

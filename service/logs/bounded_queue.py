@@ -14,10 +14,10 @@ class Queued(NamedTuple, Generic[Entry]):
     """An entry with what it takes of the queue.
 
     Attributes:
-        entry: The entry.
-        units: Its number of units.
-        bytes: Approximate memory that it holds.
-        key: Name of the API key whose share it takes, or None.
+        entry: the entry.
+        units: its number of units.
+        bytes: approximate memory that it holds.
+        key: name of the API key whose share it takes, or None.
     """
 
     entry: Entry
@@ -32,12 +32,12 @@ class BoundedQueue(Generic[Entry]):
     An entry counts until it is released, because it takes memory until then.
 
     Args:
-        max_units: Maximum number of units.
-        max_bytes: Maximum number of bytes.
-        chunk_units: Maximum number of units that ``take`` returns at once, unless one entry has more.
-        chunk_bytes: Maximum number of bytes that ``take`` returns at once, unless one entry has more.
-        wait_for_chunk: Whether ``wait`` waits for as much; otherwise it ends with the first entry.
-        key_share: Maximum share of the queue that the entries of one API key take, so that others find room in it.
+        max_units: maximum number of units.
+        max_bytes: maximum number of bytes.
+        chunk_units: maximum number of units that ``take`` returns at once, unless one entry has more.
+        chunk_bytes: maximum number of bytes that ``take`` returns at once, unless one entry has more.
+        wait_for_chunk: whether ``wait`` waits for as much; otherwise it ends with the first entry.
+        key_share: maximum share of the queue that the entries of one API key take, so that others find room in it.
     """
 
     def __init__(

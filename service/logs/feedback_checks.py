@@ -28,9 +28,9 @@ class SuspectFeedbackError(Exception):
     """Feedback is rejected for a ``SuspectReason``.
 
     Args:
-        reason: Why the feedback is rejected.
-        field: Path of the field.
-        explanation: What is wrong with the field.
+        reason: why the feedback is rejected.
+        field: path of the field.
+        explanation: error of the field.
     """
 
     def __init__(self, reason: SuspectReason, field: str, explanation: str) -> None:
@@ -42,9 +42,9 @@ class FeedbackChecks:
     """Checks feedback.
 
     Args:
-        models: Models whose tasks determine the known labels and their ranges.
-        answers: Recent answers of the service, or None if they are not remembered.
-        rejected: Reasons for which feedback is rejected. Events that are suspect for others are only counted.
+        models: models whose tasks determine the known labels and their ranges.
+        answers: recent answers of the service, or None if they are not remembered.
+        rejected: reasons for which feedback is rejected. Events that are suspect for others are only counted.
     """
 
     def __init__(self, models: ModelRegistry, answers: AnsweredRequests | None, rejected: Set[SuspectReason]) -> None:
@@ -54,11 +54,11 @@ class FeedbackChecks:
         """Return the number of suspect events by reason; an event counts with its first reason only.
 
         Args:
-            feedback: Feedback of one request.
-            now: Time of its arrival.
+            feedback: feedback of one request.
+            now: time of its arrival.
 
         Raises:
-            SuspectFeedbackError: The first fault whose reason is one of those that are rejected.
+            SuspectFeedbackError: the first fault whose reason is one of those that are rejected.
         """
         flagged: Counter[SuspectReason] = Counter()
         answers = None if self._answers is None else self._answers.find(feedback.request_id)
@@ -145,11 +145,11 @@ def _event_faults(
     """Yield the faults of one event.
 
     Args:
-        event: The event.
-        field: Its path.
-        labels: Checks by name of a known label; empty if no model is loaded.
-        items: Items of the answer as text, or None if they are not known: an integer is equal to its decimal text.
-        now: Time of arrival.
+        event: the event.
+        field: its path.
+        labels: checks by name of a known label; empty if no model is loaded.
+        items: items of the answer as text, or None if they are not known: an integer is equal to its decimal text.
+        now: time of arrival.
     """
     if items is not None and str(event.item) not in items:
         yield "unknown_item", f"{field}.item", "was not in the answer to this request"

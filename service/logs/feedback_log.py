@@ -57,9 +57,9 @@ class FeedbackRecord:
     """Feedback of one request, ready to be written.
 
     Attributes:
-        line: One line of JSON.
-        events: Number of events.
-        flagged: Number of suspect events by reason.
+        line: one line of JSON.
+        events: number of events.
+        flagged: number of suspect events by reason.
     """
 
     line: bytes
@@ -81,9 +81,9 @@ class FeedbackLog(LogThread[_Request]):
     """Writes the lines of feedback requests.
 
     Args:
-        sink: Destination.
-        quota: Quotas of the destination.
-        metrics: Metrics of the service.
+        sink: destination.
+        quota: quotas of the destination.
+        metrics: metrics of the service.
     """
 
     def __init__(self, sink: LogSink, quota: LogQuota, metrics: Metrics) -> None:
@@ -110,8 +110,8 @@ class FeedbackLog(LogThread[_Request]):
         """Create the log, or return None if ``feedback_dir`` is not set.
 
         Raises:
-            ConfigError: The client of Kafka or of object storage is not installed.
-            OutputError: The folder is not writable.
+            ConfigError: the client of Kafka or of object storage is not installed.
+            OutputError: the folder is not writable.
         """
         target = settings.feedback_dir
         if target is None:
@@ -130,13 +130,13 @@ class FeedbackLog(LogThread[_Request]):
         """Check whether there is room for a request whose body has not been read yet.
 
         Args:
-            key: Name of the request's API key, or None without keys.
-            size: Size of the body in bytes, as far as it is known.
+            key: name of the request's API key, or None without keys.
+            size: size of the body in bytes, as far as it is known.
 
         Raises:
-            FeedbackQueueFullError: The queue is full.
-            FolderFullError: The folder has reached its quota.
-            KeyQuotaError: The files of the key have reached their quota.
+            FeedbackQueueFullError: the queue is full.
+            FolderFullError: the folder has reached its quota.
+            KeyQuotaError: the files of the key have reached their quota.
         """
         if not self._queue.has_room(1, size, key):
             raise FeedbackQueueFullError
@@ -146,17 +146,17 @@ class FeedbackLog(LogThread[_Request]):
         """Write the feedback of a request; it survives the end of this process once this method returns.
 
         Args:
-            key: Name of the request's API key, or None without keys.
-            size: Size of the body in bytes.
-            decode: Function that decodes and checks the body; it is called by the thread.
+            key: name of the request's API key, or None without keys.
+            size: size of the body in bytes.
+            decode: function that decodes and checks the body; it is called by the thread.
 
         Raises:
-            FeedbackQueueFullError: The queue is full.
-            FeedbackTooLargeError: The feedback is larger than a Kafka message.
-            FolderFullError: The folder has reached its quota.
-            KeyQuotaError: The files of the key have reached their quota.
-            OSError: The record could not be written, or not in time.
-            Exception: Any error of ``decode``.
+            FeedbackQueueFullError: the queue is full.
+            FeedbackTooLargeError: the feedback is larger than a Kafka message.
+            FolderFullError: the folder has reached its quota.
+            KeyQuotaError: the files of the key have reached their quota.
+            OSError: the record could not be written, or not in time.
+            Exception: any error of ``decode``.
         """
         reply: Reply = asyncio.get_running_loop().create_future()
         if not self._queue.put(_Request(decode, reply), 1, size, key):
@@ -214,9 +214,9 @@ class FeedbackLog(LogThread[_Request]):
         """Count a record toward the quotas.
 
         Raises:
-            FeedbackTooLargeError: The line is larger than the destination accepts.
-            FolderFullError: The folder has reached its quota.
-            KeyQuotaError: The files of the key have reached their quota.
+            FeedbackTooLargeError: the line is larger than the destination accepts.
+            FolderFullError: the folder has reached its quota.
+            KeyQuotaError: the files of the key have reached their quota.
         """
         size, limit = len(record.line), self._sink.max_bytes
         if size > limit:

@@ -26,9 +26,9 @@ class KafkaTopic(LogSink):
     """A topic whose messages are files; it connects when the first file is written.
 
     Args:
-        address: Address of the topic.
-        names: Names of files, which are the keys of messages.
-        advice: What to do if content is larger than a message.
+        address: address of the topic.
+        names: names of files, which are the keys of messages.
+        advice: fix for content that is larger than a message.
     """
 
     def __init__(self, address: KafkaAddress, names: LogNames, advice: str) -> None:
@@ -45,11 +45,11 @@ class KafkaTopic(LogSink):
         """Send a file, and wait until all in-sync replicas have acknowledged it.
 
         Args:
-            content: Content of the file.
+            content: content of the file.
             key: None, because a message holds content of any API keys.
 
         Raises:
-            OSError: The message was not acknowledged within ``DELIVERY_SECONDS``, or was rejected.
+            OSError: the message was not acknowledged within ``DELIVERY_SECONDS``, or was rejected.
         """
         results: list[KafkaError | None] = []
         try:

@@ -30,15 +30,15 @@ class UnfinishedFile:
     """An unfinished file, locked by the process that writes it.
 
     Args:
-        path: Path of the finished file.
+        path: path of the finished file.
 
     Attributes:
-        path: Path of the unfinished file.
-        size: Size in bytes.
+        path: path of the unfinished file.
+        size: size in bytes.
         opened: ``time.monotonic()`` of its creation.
 
     Raises:
-        OSError: The file cannot be created or locked.
+        OSError: the file cannot be created or locked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class UnfinishedFile:
         """Append all of the content, or nothing unless the process is killed.
 
         Raises:
-            OSError: The content could not be written.
+            OSError: the content could not be written.
         """
         remaining = memoryview(content)
         try:
@@ -96,7 +96,7 @@ class UnfinishedFile:
             The path of the finished file.
 
         Raises:
-            OSError: The file is not finished. The number is ``ESTALE`` if it was removed.
+            OSError: the file is not finished. The number is ``ESTALE`` if it was removed.
         """
         try:
             os.fsync(self._file)
@@ -114,17 +114,17 @@ class LogFolder(LogSink):
     """A folder that several processes and replicas may share.
 
     Args:
-        path: The folder; it is created if it does not exist.
-        names: Names of its files.
-        content: Description of its content, for messages.
-        days: Age in days at which finished files are deleted.
-        recover: Function that returns the size of the complete content of an unfinished file.
+        path: the folder; it is created if it does not exist.
+        names: names of its files.
+        content: description of its content, for messages.
+        days: age in days at which finished files are deleted.
+        recover: function that returns the size of the complete content of an unfinished file.
 
     Attributes:
-        path: The folder.
+        path: the folder.
 
     Raises:
-        OutputError: The folder cannot be created or written.
+        OutputError: the folder cannot be created or written.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class LogFolder(LogSink):
         """Create an unfinished file.
 
         Args:
-            key: Name of the API key whose content the file is to hold, or None.
+            key: name of the API key whose content the file is to hold, or None.
 
         Raises:
-            OSError: The file cannot be created; see also ``_check``.
+            OSError: the file cannot be created; see also ``_check``.
         """
         self._check()
         return UnfinishedFile(self.path / self._names.new(key))
@@ -164,14 +164,14 @@ class LogFolder(LogSink):
         """Write a file; it is on disk and complete when this method returns.
 
         Args:
-            content: The content.
-            key: Name of the API key whose content it is, or None.
+            content: the content.
+            key: name of the API key whose content it is, or None.
 
         Returns:
             The path of the file.
 
         Raises:
-            OSError: The file could not be written; nothing of it remains, if the filesystem permits that. The number is
+            OSError: the file could not be written; nothing of it remains, if the filesystem permits that. The number is
                 ``ESTALE`` if the file or the folder was removed while the file was written.
         """
         file = self.open_file(key)
@@ -191,7 +191,7 @@ class LogFolder(LogSink):
         """Measure the files, delete those that have expired, and finish or remove those that ended processes left.
 
         Raises:
-            OSError: The folder cannot be read; see also ``_check``.
+            OSError: the folder cannot be read; see also ``_check``.
         """
         self._check()
         now, total, oldest_part = time.time(), 0, math.inf
@@ -219,7 +219,7 @@ class LogFolder(LogSink):
         """Create the folder again if it was removed.
 
         Raises:
-            OSError: The folder cannot be created, or is on another filesystem than at first: it was unmounted, and what
+            OSError: the folder cannot be created, or is on another filesystem than at first: it was unmounted, and what
                 is written there now would be hidden as soon as it is mounted again.
         """
         created = not self.path.is_dir()

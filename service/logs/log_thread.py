@@ -36,12 +36,12 @@ class LogThread(ABC, Generic[Entry]):
     """Writes the entries of a queue to a destination in a thread of its own.
 
     Args:
-        name: Name of the thread.
-        queue: Queue between the event loop and the thread.
-        sink: Destination.
-        quota: Quotas of the destination.
-        failure: First words of log lines about failures.
-        collect_seconds: Maximum seconds between two calls of ``_write`` while entries wait.
+        name: name of the thread.
+        queue: queue between the event loop and the thread.
+        sink: destination.
+        quota: quotas of the destination.
+        failure: first words of log lines about failures.
+        collect_seconds: maximum seconds between two calls of ``_write`` while entries wait.
     """
 
     def __init__(

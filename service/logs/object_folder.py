@@ -20,9 +20,9 @@ class ObjectFolder(LogSink):
     """Objects below a location; the storage need not be available yet.
 
     Args:
-        location: The location.
-        names: Names of files, which are those of objects.
-        max_bytes: Maximum size of the content of a write.
+        location: the location.
+        names: names of files, which are those of objects.
+        max_bytes: maximum size of the content of a write.
 
     Raises:
         ConfigError: obstore is not installed, or an environment variable of the storage is invalid.
@@ -44,11 +44,11 @@ class ObjectFolder(LogSink):
         """Store an object.
 
         Args:
-            content: Its content.
+            content: its content.
             key: None, because an object holds content of any API keys.
 
         Raises:
-            OSError: It may not have been stored.
+            OSError: it may not have been stored.
         """
         try:
             self._store.write(self._names.new(), bytes(content))

@@ -12,12 +12,12 @@ def open_topic(address: KafkaAddress, names: LogNames, advice: str) -> LogSink:
     """Open a topic; its server need not be available yet.
 
     Args:
-        address: Address of the topic.
-        names: Names of files, which are the keys of messages.
-        advice: What to do if content is larger than a message.
+        address: address of the topic.
+        names: names of files, which are the keys of messages.
+        advice: fix for content that is larger than a message.
 
     Raises:
-        ConfigError: The Kafka client is not installed.
+        ConfigError: the Kafka client is not installed.
     """
     try:
         from service.logs.kafka_topic import KafkaTopic

@@ -26,8 +26,8 @@ class LogQuota:
     is counted exactly; what others write is not known.
 
     Args:
-        processes: Number of processes of the service that write to the log.
-        max_bytes: Maximum size of all files. The files of an API key may take ``KEY_SHARE`` of it.
+        processes: number of processes of the service that write to the log.
+        max_bytes: maximum size of all files. The files of an API key may take ``KEY_SHARE`` of it.
     """
 
     def __init__(self, processes: int, max_bytes: float = math.inf) -> None:
@@ -46,12 +46,12 @@ class LogQuota:
         """Check whether a write fits into the quotas; may be called by any thread.
 
         Args:
-            key: Name of the API key, or None without keys.
-            size: Size of the write in bytes.
+            key: name of the API key, or None without keys.
+            size: size of the write in bytes.
 
         Raises:
-            FolderFullError: The log would exceed its quota.
-            KeyQuotaError: The files of the key would exceed theirs.
+            FolderFullError: the log would exceed its quota.
+            KeyQuotaError: the files of the key would exceed theirs.
         """
         counts = self._counts
         total = counts.total(1)

@@ -26,10 +26,10 @@ class RotatingFiles(LogSink):
     """Appends lines to an unfinished file of their API key, and finishes the file at a size or age.
 
     Args:
-        folder: Folder of the files; its unfinished files are recovered with ``size_of_lines``.
-        max_bytes: Size in bytes at which a file is finished.
-        max_seconds: Age in seconds at which a file is finished.
-        failures: Counter of failures with the label ``operation``.
+        folder: folder of the files; its unfinished files are recovered with ``size_of_lines``.
+        max_bytes: size in bytes at which a file is finished.
+        max_seconds: age in seconds at which a file is finished.
+        failures: counter of failures with the label ``operation``.
     """
 
     def __init__(self, folder: LogFolder, max_bytes: int, max_seconds: float, failures: Counter) -> None:
@@ -44,11 +44,11 @@ class RotatingFiles(LogSink):
         of them; a scan removes an incomplete one.
 
         Args:
-            content: The lines.
-            key: Name of their API key, or None without keys.
+            content: the lines.
+            key: name of their API key, or None without keys.
 
         Raises:
-            OSError: The lines could not be written.
+            OSError: the lines could not be written.
         """
         if not self._is_open(key):
             if len(self._files) >= MAX_OPEN_FILES:
@@ -63,7 +63,7 @@ class RotatingFiles(LogSink):
         """Measure the files of all processes, see ``LogFolder.scan``.
 
         Raises:
-            OSError: The folder cannot be read.
+            OSError: the folder cannot be read.
         """
         for key in list(self._files):
             self._is_open(key)

@@ -20,13 +20,13 @@ class VersionBuffer:
     """Requests of one model version.
 
     Args:
-        columns: Layout of the version's tables.
-        repository: Path of the repository of bundles.
+        columns: layout of the version's tables.
+        repository: path of the repository of bundles.
 
     Attributes:
-        requests: Number of requests.
-        candidates: Number of candidates in the responses.
-        bytes: Size of the tables in memory.
+        requests: number of requests.
+        candidates: number of candidates in the responses.
+        bytes: size of the tables in memory.
     """
 
     def __init__(self, columns: ServedColumns, repository: Path) -> None:
@@ -46,8 +46,8 @@ class VersionBuffer:
         """Yield Parquet files with all requests: the content, and the number of requests.
 
         Args:
-            pause: Called between row groups.
-            max_bytes: Maximum size of the requests of a file in memory; a larger request has a file of its own.
+            pause: called between row groups.
+            max_bytes: maximum size of the requests of a file in memory; a larger request has a file of its own.
         """
         for table in _split(pa.concat_tables(_with_one_schema(self._tables)), max_bytes):
             yield encode_served(table, self._describe(table.schema), pause), table.num_rows

@@ -29,15 +29,15 @@ class ServedColumns:
     """Layout of the table of one model version.
 
     Args:
-        model: The version.
-        exclude: Names of feature columns that are left out.
-        hash_user: Function that replaces user ids, or None.
+        model: the version.
+        exclude: names of feature columns that are left out.
+        hash_user: function that replaces user ids, or None.
 
     Attributes:
-        name: Name of the model.
-        version: Its version.
-        features: Columns of features.
-        hashes_users: Whether user ids are replaced.
+        name: name of the model.
+        version: its version.
+        features: columns of features.
+        hashes_users: whether user ids are replaced.
     """
 
     def __init__(self, model: LoadedModel, exclude: Set[str], hash_user: HashUser | None) -> None:

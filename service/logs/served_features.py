@@ -53,10 +53,10 @@ class RequestColumns:
     """Columns of one owner in several requests.
 
     Args:
-        requests: Columns of each request by name.
+        requests: columns of each request by name.
 
     Attributes:
-        names: Names of the columns that at least one request has.
+        names: names of the columns that at least one request has.
     """
 
     def __init__(self, requests: Sequence[Mapping[str, Values]]) -> None:
@@ -72,7 +72,7 @@ class FeatureRows:
     """Feature values of several requests of one version.
 
     Args:
-        requests: The requests.
+        requests: the requests.
     """
 
     def __init__(self, requests: Sequence[ServedRequest]) -> None:
@@ -131,8 +131,8 @@ class FeatureRows:
         The values are of the type null if none is set.
 
         Args:
-            column: The column.
-            sources: Its part of ``unsent_sources``, in which the values of the requests and the store are marked.
+            column: the column.
+            sources: its part of ``unsent_sources``, in which the values of the requests and the store are marked.
         """
         sent, stored = self._join(column, self._sent[column.owner]), self._join(column, self._stored[column.owner])
         values = None

@@ -53,10 +53,10 @@ class ServedLog(LogThread[ServedRequest]):
     """Logs answered requests; one instance per process.
 
     Args:
-        sink: Destination of the files.
-        quota: Quotas of the destination.
-        settings: Limits and options of the log.
-        metrics: Metrics of the service.
+        sink: destination of the files.
+        quota: quotas of the destination.
+        settings: limits and options of the log.
+        metrics: metrics of the service.
     """
 
     def __init__(self, sink: LogSink, quota: LogQuota, settings: Settings, metrics: Metrics) -> None:
@@ -85,8 +85,8 @@ class ServedLog(LogThread[ServedRequest]):
         """Create the log, or return None if ``served_log`` is not set.
 
         Raises:
-            ConfigError: The client of Kafka or of object storage is not installed.
-            OutputError: The folder is not writable.
+            ConfigError: the client of Kafka or of object storage is not installed.
+            OutputError: the folder is not writable.
         """
         target = settings.served_log
         if target is None:

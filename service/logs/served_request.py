@@ -23,14 +23,14 @@ class ServedRequest(NamedTuple):
     """An answered request.
 
     Attributes:
-        model: Version that scored the request.
-        request_id: Id of the request, as answered.
-        time: Time that the request names, or None.
+        model: version that scored the request.
+        request_id: id of the request, as answered.
+        time: time that the request names, or None.
         arrived: ``time.monotonic()`` of its arrival.
-        user: Id of the user, or None.
-        degraded: Whether the answer is degraded.
-        body_bytes: Size of the body of the request.
-        result: Ranked candidates, with the prepared request and the trace of its features.
+        user: id of the user, or None.
+        degraded: whether the answer is degraded.
+        body_bytes: size of the body of the request.
+        result: ranked candidates, with the prepared request and the trace of its features.
     """
 
     model: LoadedModel
@@ -58,9 +58,9 @@ def is_sampled(user: int | str | None, request_id: str, share: float) -> bool:
     """Return whether a request is logged: all requests of a user are, or none.
 
     Args:
-        user: Id of the user. An integer is the same user as its decimal text. None: the request id decides.
-        request_id: Id of the request.
-        share: Share of the users to log.
+        user: id of the user. An integer is the same user as its decimal text. None: the request id decides.
+        request_id: id of the request.
+        share: share of the users to log.
     """
     if share >= 1.0:
         return True

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LogUsage:
-    """What counts toward the quotas of a log.
+    """Sizes that count toward the quotas of a log.
 
     Attributes:
-        total: Size of all files in bytes.
-        by_key: Size of the files of each API key in bytes.
+        total: size of all files in bytes.
+        by_key: size of the files of each API key in bytes.
         oldest_part: Unix time of the creation of the oldest unfinished file, or infinity if there is none.
     """
 
@@ -27,8 +27,8 @@ class LogSink(ABC):
     """A destination.
 
     Attributes:
-        max_bytes: Maximum size of the content of a write.
-        separates_keys: Whether a write holds content of one API key only.
+        max_bytes: maximum size of the content of a write.
+        separates_keys: whether a write holds content of one API key only.
     """
 
     max_bytes: float = math.inf
@@ -39,7 +39,7 @@ class LogSink(ABC):
         """Store content for an API key, or without one.
 
         Raises:
-            OSError: The content may not have been stored.
+            OSError: the content may not have been stored.
         """
 
     @abstractmethod
@@ -47,7 +47,7 @@ class LogSink(ABC):
         """Measure the files, after deleting what has expired.
 
         Raises:
-            OSError: The destination cannot be read.
+            OSError: the destination cannot be read.
         """
 
     def maintain(self, *, closing: bool = False) -> float:  # noqa: ARG002 — only sinks with open files use it

@@ -1,4 +1,4 @@
-"""What the repository contains: versions with their manifests, evaluations and reports, for people to read."""
+"""Content of the repository for people to read: versions with their manifests, evaluations and reports."""
 
 from __future__ import annotations
 

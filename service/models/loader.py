@@ -36,8 +36,8 @@ def check_repository(settings: Settings) -> None:
     repository in object storage cannot be reached of which it has a copy.
 
     Raises:
-        BundleError: The repository does not exist, holds no model, or lacks the default model.
-        ConfigError: Object storage is not supported by this installation.
+        BundleError: the repository does not exist, holds no model, or lacks the default model.
+        ConfigError: object storage is not supported by this installation.
     """
     remote, default = open_remote(settings), settings.default_model
     where, command = settings.remote or settings.repository, "publish" if remote is None else "push"
@@ -52,7 +52,7 @@ def open_remote(settings: Settings) -> RemoteRepository | None:
     """Return the repository in object storage that the settings name, if any.
 
     Raises:
-        ConfigError: Object storage is not supported by this installation.
+        ConfigError: object storage is not supported by this installation.
     """
     return None if settings.remote is None else RemoteRepository(settings.remote, lambda line: log.info("%s", line))
 
@@ -72,7 +72,7 @@ def load_model(settings: Settings, name: str, version: int) -> LoadedModel:
     """Load a version, verify its checksums and golden rows, and warm it up.
 
     Raises:
-        BundleError: The version cannot be served; the message gives the reason.
+        BundleError: the version cannot be served; the message gives the reason.
     """
     start = time.monotonic()
     folder = repository.bundle_folder(settings.repository, name, version)
@@ -95,11 +95,11 @@ def warm_up(
     likely sets of tasks.
 
     Args:
-        ranker: Ranker of the version.
-        encoder: Request encoder of the version.
-        backend: Backend that executes the version.
-        golden: Rows to score.
-        max_rows: Maximum number of rows per batch.
+        ranker: ranker of the version.
+        encoder: request encoder of the version.
+        backend: backend that executes the version.
+        golden: rows to score.
+        max_rows: maximum number of rows per batch.
     """
     unknown = {owner: RawFeatures([None] * (max_rows if owner == "item" else 1), {}) for owner in OWNERS}
     encoder(FeatureRequest(unknown, [max_rows]))

@@ -32,13 +32,13 @@ class Reconciler:
     read, also continues to be served.
 
     Args:
-        settings: Settings of the service.
-        models: Registry to update.
-        metrics: Metrics of the service.
+        settings: settings of the service.
+        models: registry to update.
+        metrics: metrics of the service.
 
     Attributes:
         loading: (model, version) that is being loaded, or None.
-        rejected: Versions that cannot be served.
+        rejected: versions that cannot be served.
         retired: (model, version) → version without a role that still has requests in progress.
     """
 
@@ -55,7 +55,7 @@ class Reconciler:
         """Load all models for the first time.
 
         Raises:
-            BundleError: No model can be served, or not the default model.
+            BundleError: no model can be served, or not the default model.
         """
         check_repository(self._settings)
         self.poll()
@@ -66,8 +66,8 @@ class Reconciler:
         """Reconcile every model of the repository. Once the default model is served, the registry is ready.
 
         Raises:
-            BundleError: The repository does not exist, or a copy of it cannot be updated.
-            OutputError: The copy cannot be written.
+            BundleError: the repository does not exist, or a copy of it cannot be updated.
+            OutputError: the copy cannot be written.
         """
         with self._lock:
             if self._remote is not None and not self._models.ready and self._settings.repository.is_dir():
@@ -81,8 +81,8 @@ class Reconciler:
         """Reconcile one model, and retry its rejected versions.
 
         Raises:
-            BundleError: A released version is rejected; the message names the first one and the reason.
-            RankerError: A copy of the repository cannot be updated.
+            BundleError: a released version is rejected; the message names the first one and the reason.
+            RankerError: a copy of the repository cannot be updated.
         """
         with self._lock:
             failure = self._update_copy()
@@ -98,9 +98,9 @@ class Reconciler:
         """Verify all versions of a release, replace the model's release by it, and serve it.
 
         Raises:
-            BundleError: A version is not published or cannot be served, or the repository is a copy; the release is
+            BundleError: a version is not published or cannot be served, or the repository is a copy; the release is
                 then unchanged.
-            OutputError: The repository cannot be written.
+            OutputError: the repository cannot be written.
         """
         path = self._settings.repository
         if self._remote is not None:
@@ -179,9 +179,9 @@ class Reconciler:
         """Serve a release of a model, or a fallback if no other version of the model can be served.
 
         Args:
-            name: Name of the model.
-            release: Release to serve; None if it is rejected.
-            verified: Versions of the release that are already loaded but not served.
+            name: name of the model.
+            release: release to serve; None if it is rejected.
+            verified: versions of the release that are already loaded but not served.
         """
         fallbacks = [] if self._models.routing(name) else self._read_fallbacks(name)
         if release is not None:
@@ -270,9 +270,9 @@ class Reconciler:
         """Assign the roles of a release to the loaded versions, and retire versions without a role.
 
         Args:
-            name: Name of the model.
-            release: Release to apply.
-            new: Version that was just loaded, if any.
+            name: name of the model.
+            release: release to apply.
+            new: version that was just loaded, if any.
         """
         before = self._models.routing(name)
         loaded = dict(before.versions) if before else {}
@@ -293,9 +293,9 @@ class Reconciler:
         """Replace the routing of a model.
 
         Args:
-            name: Name of the model.
-            after: New routing.
-            is_new: Whether a version was loaded for it.
+            name: name of the model.
+            after: new routing.
+            is_new: whether a version was loaded for it.
         """
         before = self._models.routing(name)
         if is_new:
@@ -325,7 +325,7 @@ def _freeze_objects(*, collect_all: bool) -> None:
     """Exclude all current objects from garbage collection, if this process freezes objects.
 
     Args:
-        collect_all: Collect frozen objects first, so that versions in reference cycles are freed.
+        collect_all: collect frozen objects first, so that versions in reference cycles are freed.
     """
     if gc.get_freeze_count():
         if collect_all:

@@ -23,12 +23,12 @@ class ModelRouting:
     """Served versions of one model by role. Immutable, so that each request sees one consistent state.
 
     Attributes:
-        current: Version that answers all requests except the canary's share: the current version of the release, the
+        current: version that answers all requests except the canary's share: the current version of the release, the
             one before if that cannot be loaded, or a fallback.
-        canary: Version that answers a share of requests.
-        weight: Share of the canary, 0 to 1.
-        shadow: Version that scores requests for comparison, after their responses.
-        degraded: Whether ``current`` is a fallback, because this process could not load the version of the release.
+        canary: version that answers a share of requests.
+        weight: share of the canary, 0 to 1.
+        shadow: version that scores requests for comparison, after their responses.
+        degraded: whether ``current`` is a fallback, because this process could not load the version of the release.
     """
 
     current: LoadedModel
@@ -80,12 +80,12 @@ class ModelRegistry:
     """Models that are served now. One thread updates the registry; requests read it without a lock.
 
     Args:
-        default: Model that answers requests that name none. None selects the model that ``set_default`` names, or else
+        default: model that answers requests that name none. None selects the model that ``set_default`` names, or else
             the only model, if there is exactly one.
 
     Attributes:
-        default: Model that answers requests that name none, or None.
-        ready: Whether every model that can be served has been loaded once.
+        default: model that answers requests that name none, or None.
+        ready: whether every model that can be served has been loaded once.
     """
 
     def __init__(self, default: str | None) -> None:
@@ -106,8 +106,8 @@ class ModelRegistry:
         """Return the routing of a model, by default of the default model.
 
         Raises:
-            ModelNotFoundError: The model is not served, or there is no default model.
-            ModelUnavailableError: The model is being loaded, or loading it failed.
+            ModelNotFoundError: the model is not served, or there is no default model.
+            ModelUnavailableError: the model is being loaded, or loading it failed.
         """
         if name is None:
             name = self.default
@@ -122,8 +122,8 @@ class ModelRegistry:
         """Return a version of a model, whatever its role.
 
         Raises:
-            ModelNotFoundError: The model or the version is not served.
-            ModelUnavailableError: The model is being loaded, or loading it failed.
+            ModelNotFoundError: the model or the version is not served.
+            ModelUnavailableError: the model is being loaded, or loading it failed.
         """
         versions = self.get(name).versions
         if version not in versions:

@@ -33,7 +33,7 @@ class RejectedVersions:
     Each rejection is logged and counted once. Methods that change it are called by one thread at a time.
 
     Args:
-        metrics: Metrics of the service.
+        metrics: metrics of the service.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -49,10 +49,10 @@ class RejectedVersions:
         """Reject a version.
 
         Args:
-            name: Name of the model.
-            version: Version, or 0.
-            error: Reason.
-            files: Signature of the files when they were read.
+            name: name of the model.
+            version: version, or 0.
+            error: reason.
+            files: signature of the files when they were read.
         """
         known = self._rejections.get((name, version))
         rejection = _Rejection(str(error) or type(error).__name__, files, time.monotonic())
@@ -77,10 +77,10 @@ class RejectedVersions:
         """Whether a version was rejected with exactly these files.
 
         Args:
-            name: Name of the model.
-            version: Version, or 0.
-            files: Signature of the files now.
-            retry: Whether a rejection ends after ``RETRY_SECONDS``, because its error may have been temporary.
+            name: name of the model.
+            version: version, or 0.
+            files: signature of the files now.
+            retry: whether a rejection ends after ``RETRY_SECONDS``, because its error may have been temporary.
         """
         rejection = self._rejections.get((name, version))
         if rejection is None or rejection.files != files:

@@ -24,8 +24,8 @@ def copy_file(file: Path) -> mmap.mmap:
     """Copy a regular file into sealed memory, which is freed with the returned map.
 
     Raises:
-        OSError: The file cannot be read, or there is not enough memory.
-        ValueError: The file is empty.
+        OSError: the file cannot be read, or there is not enough memory.
+        ValueError: the file is empty.
     """
     with open_regular(file) as source:
         name = f"ranker-{os.fstat(source.fileno()).st_ino:x}-{file.name}"

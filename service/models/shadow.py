@@ -30,11 +30,11 @@ class ShadowRequest:
     """An answered request, to be scored by a shadow version.
 
     Attributes:
-        shadow: Version that scores the request again.
-        options: Everything in the request but its candidates.
-        items: Its candidates.
-        result: Its result.
-        version: Version that produced the result.
+        shadow: version that scores the request again.
+        options: everything in the request but its candidates.
+        items: its candidates.
+        result: its result.
+        version: version that produced the result.
     """
 
     shadow: LoadedModel
@@ -48,8 +48,8 @@ class ShadowScorer:
     """Scores requests with shadow versions, one at a time, and only while the engine ranks no other request.
 
     Args:
-        engine: Engine that ranks the requests.
-        metrics: Records outcomes and score differences.
+        engine: engine that ranks the requests.
+        metrics: records outcomes and score differences.
     """
 
     def __init__(self, engine: Engine, metrics: Metrics) -> None:

@@ -18,11 +18,11 @@ class Watcher:
     """Polls the repository on a background thread, at once and then at regular intervals.
 
     Args:
-        reconciler: Reconciler of this process.
-        poll_seconds: Seconds between polls.
+        reconciler: reconciler of this process.
+        poll_seconds: seconds between polls.
 
     Attributes:
-        first_poll: Set once the first poll has ended, with or without an error.
+        first_poll: set once the first poll has ended, with or without an error.
     """
 
     def __init__(self, reconciler: Reconciler, poll_seconds: float) -> None:

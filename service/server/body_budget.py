@@ -44,12 +44,12 @@ class BodyBudget:
     Not thread-safe: all calls come from the event loop.
 
     Args:
-        max_bytes: Maximum number of bytes.
-        gauge: Shows the held bytes.
+        max_bytes: maximum number of bytes.
+        gauge: shows the held bytes.
 
     Attributes:
-        held: Number of bytes that are held.
-        parsed: Bounds the bytes of the bodies that are parsed at a time.
+        held: number of bytes that are held.
+        parsed: bounds the bytes of the bodies that are parsed at a time.
     """
 
     def __init__(self, max_bytes: int, gauge: Gauge) -> None:
@@ -70,8 +70,8 @@ class BodyBudget:
         """Reject older arriving bodies until a body fits with this size; return False if that is not enough.
 
         Args:
-            lease: The body that grows.
-            size: Its size afterwards in bytes.
+            lease: the body that grows.
+            size: its size afterwards in bytes.
         """
         while 2 * size > self._max_bytes - (self.held - lease.size):
             displaced = self._oldest_large_body(lease)
@@ -135,13 +135,13 @@ class BodyLease:
     """The body of one request in the budget: its bytes until the request ends, and its parsed form until it is scored.
 
     Args:
-        budget: Budget of the process.
+        budget: budget of the process.
 
     Attributes:
-        size: Number of bytes that the request holds.
-        is_complete: Whether the whole body has arrived.
-        rejected: Whether the budget has rejected the body.
-        on_reject: Called when the budget rejects the body.
+        size: number of bytes that the request holds.
+        is_complete: whether the whole body has arrived.
+        rejected: whether the budget has rejected the body.
+        on_reject: called when the budget rejects the body.
     """
 
     __slots__ = ("_arriving", "_budget", "_parsed_size", "_released", "is_complete", "on_reject", "rejected", "size")
@@ -199,7 +199,7 @@ class BodyLease:
         """Wait until the body may be parsed; the caller must call ``end_parsing``.
 
         Args:
-            size: Size of its content in bytes, see ``json_size``.
+            size: size of its content in bytes, see ``json_size``.
         """
         await self._budget.parsed.acquire(size)
         self._parsed_size = size
@@ -208,7 +208,7 @@ class BodyLease:
         """Count the parsed form with its decompressed size, if that is larger.
 
         Raises:
-            QueueFullError: The bytes do not fit beside those of other requests.
+            QueueFullError: the bytes do not fit beside those of other requests.
         """
         if size > self._parsed_size:
             self._budget.parsed.require_room(self._parsed_size, size - self._parsed_size)

@@ -56,8 +56,8 @@ class StaticResponse:
     """A problem as a response that is serialized once and written by the protocol without the application.
 
     Args:
-        problem: Problem to respond with.
-        path: Path whose form of errors the response has.
+        problem: problem to respond with.
+        path: path whose form of errors the response has.
     """
 
     def __init__(self, problem: Problem, path: str = "") -> None:
@@ -69,9 +69,9 @@ class StaticResponse:
         """Return the whole response.
 
         Args:
-            default_headers: Headers of every response of the server.
-            request_headers: Headers of the request; the response echoes ``ECHOED_HEADERS``.
-            close: Whether the connection closes after the response.
+            default_headers: headers of every response of the server.
+            request_headers: headers of the request; the response echoes ``ECHOED_HEADERS``.
+            close: whether the connection closes after the response.
         """
         echoed = [
             header for header in request_headers if header[0] in ECHOED_HEADERS and SAFE_VALUE.fullmatch(header[1])
@@ -84,7 +84,7 @@ class ProblemResponses:
     """A problem as a response in each form of errors.
 
     Args:
-        problem: Problem to respond with.
+        problem: problem to respond with.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -103,10 +103,10 @@ class ServerContext:
     the application starts to handle it.
 
     Attributes:
-        settings: Limits of the connections.
-        admission: Bounds of the rank requests in progress.
-        lifecycle: Whether the process drains.
-        metrics: Metrics that count rejected requests.
+        settings: limits of the connections.
+        admission: bounds of the rank requests in progress.
+        lifecycle: whether the process drains.
+        metrics: metrics that count rejected requests.
     """
 
     settings: Settings
@@ -118,8 +118,8 @@ class ServerContext:
         """Whether a request that has not been read yet must be rejected with 429.
 
         Args:
-            target: Target of the request.
-            busy: Whether the connection is busy, see ``Admission.is_full``.
+            target: target of the request.
+            busy: whether the connection is busy, see ``Admission.is_full``.
         """
         return is_rank_path(target) and self.admission.is_full(busy=busy)
 
@@ -127,15 +127,15 @@ class ServerContext:
         """Acquire the permit of a rank request and store it in its state, under ``permit``.
 
         Args:
-            path: Path of the request.
-            state: State of the request's ASGI scope.
-            busy: Whether the connection is busy, see ``Admission.is_full``.
+            path: path of the request.
+            state: state of the request's ASGI scope.
+            busy: whether the connection is busy, see ``Admission.is_full``.
 
         Returns:
             The new permit, which the caller must release; None if the request needs no permit or has one already.
 
         Raises:
-            QueueFullError: The request must be rejected.
+            QueueFullError: the request must be rejected.
         """
         if not is_rank_path(path) or "permit" in state:
             return None

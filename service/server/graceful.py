@@ -34,10 +34,10 @@ class GracefulServer(uvicorn.Server):
     connections and finishes the requests in progress.
 
     Args:
-        config: Configuration of uvicorn with an application of ``create_app``; ``timeout_graceful_shutdown`` bounds
+        config: configuration of uvicorn with an application of ``create_app``; ``timeout_graceful_shutdown`` bounds
             the time to finish the requests in progress.
-        drain_seconds: Seconds in which load balancers notice that the process is not ready.
-        end_seconds: With a supervisor, which decides when to kill this process, instead of the second signal: seconds
+        drain_seconds: seconds in which load balancers notice that the process is not ready.
+        end_seconds: with a supervisor, which decides when to kill this process, instead of the second signal: seconds
             after the first signal in which the process ends in any case.
     """
 

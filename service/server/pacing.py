@@ -31,7 +31,7 @@ class StartPacer:
     per iteration would make the batches of many small requests small.
 
     Args:
-        max_rows: Maximum number of rows per iteration; a request with more takes a whole iteration.
+        max_rows: maximum number of rows per iteration; a request with more takes a whole iteration.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -66,8 +66,8 @@ class Pacer:
     """Spreads work over time, so that its rate is bounded.
 
     Args:
-        rate: Maximum amount of work per second.
-        max_pause: Maximum seconds of a pause; more work than fits into them exceeds the rate.
+        rate: maximum amount of work per second.
+        max_pause: maximum seconds of a pause; more work than fits into them exceeds the rate.
     """
 
     def __init__(self, rate: float, max_pause: float = math.inf) -> None:

@@ -30,7 +30,7 @@ class ParsedBodies:
     size is parsed if no other is. Not thread-safe: all calls come from the event loop.
 
     Args:
-        max_bytes: Maximum number of bytes of parsed bodies.
+        max_bytes: maximum number of bytes of parsed bodies.
     """
 
     def __init__(self, max_bytes: int) -> None:

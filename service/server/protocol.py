@@ -51,7 +51,7 @@ def require_supported_uvicorn() -> None:
     """Check that the installed uvicorn calls the method that admits requests.
 
     Raises:
-        RankerError: It does not; without that call no request would get a permit.
+        RankerError: it does not; without that call no request would get a permit.
     """
     if not hasattr(HttpToolsProtocol, "_start_asgi_task"):
         raise RankerError(f"uvicorn {uvicorn.__version__} is not supported: install uvicorn{SUPPORTED_UVICORN}")

@@ -46,17 +46,17 @@ class Worker(Process):
     running one, and does not notice an event loop that hangs.
 
     Args:
-        config: Configuration of uvicorn with a factory of the application, which takes ``beside_others``.
-        sockets: Sockets that all workers serve.
-        settings: Settings of the service.
-        beside_others: Whether another worker serves.
+        config: configuration of uvicorn with a factory of the application, which takes ``beside_others``.
+        sockets: sockets that all workers serve.
+        settings: settings of the service.
+        beside_others: whether another worker serves.
 
     Attributes:
         started: ``time.monotonic()`` at the start.
-        serves: Whether the process accepted connections at its last answer.
-        has_served: Whether it ever did.
-        hung: Whether the process was killed because it did not answer.
-        ended: Whether the supervisor has recorded the end of the process.
+        serves: whether the process accepted connections at its last answer.
+        has_served: whether it ever did.
+        hung: whether the process was killed because it did not answer.
+        ended: whether the supervisor has recorded the end of the process.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Supervisor(Multiprocess):
     """Replaces workers that end or hang. A second signal kills all workers at once.
 
     Args:
-        config: Configuration of uvicorn with the number of workers and a factory, see ``Worker``.
-        sockets: Sockets to serve.
-        settings: Settings of the service.
-        metrics: Folder of the metrics that the workers share.
+        config: configuration of uvicorn with the number of workers and a factory, see ``Worker``.
+        sockets: sockets to serve.
+        settings: settings of the service.
+        metrics: folder of the metrics that the workers share.
 
     Attributes:
-        failure: Why the supervisor gave up, or None.
+        failure: why the supervisor gave up, or None.
     """
 
     processes: list[Worker]  # type: ignore[assignment]

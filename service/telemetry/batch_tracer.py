@@ -21,12 +21,12 @@ class Batch:
     """A scored batch whose requests have not all finished.
 
     Attributes:
-        fields: Attributes of the span, without their prefix ``ranker.``.
+        fields: attributes of the span, without their prefix ``ranker.``.
         begin: ``time.monotonic()`` at its begin.
         end: ``time.monotonic()`` at its end.
-        error: Class name of the exception that failed the batch, or None.
-        unfinished: Number of its requests that have not finished.
-        span: Its span, once the span of a request was sampled.
+        error: class name of the exception that failed the batch, or None.
+        unfinished: number of its requests that have not finished.
+        span: its span, once the span of a request was sampled.
     """
 
     fields: dict[str, Any]
@@ -44,7 +44,7 @@ class BatchTracer:
     and the spans of the sampled requests are linked to each other.
 
     Args:
-        tracer: Creates the spans; samples all of them.
+        tracer: creates the spans; samples all of them.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -56,7 +56,7 @@ class BatchTracer:
         """Expect the end of a request.
 
         Args:
-            timer: Stage timer of the request.
+            timer: stage timer of the request.
         """
         with self._lock:
             self._batches[timer] = []
@@ -66,9 +66,9 @@ class BatchTracer:
         """Record a batch that is scored in this context; spans are created later.
 
         Args:
-            timers: Stage timers of its requests. Requests that were not announced, or whose clients disconnect before
+            timers: stage timers of its requests. Requests that were not announced, or whose clients disconnect before
                 the batch ends, are not linked.
-            fields: Attributes of the span, without their prefix ``ranker.``.
+            fields: attributes of the span, without their prefix ``ranker.``.
         """
         begin, error = time.monotonic(), None
         try:
@@ -88,8 +88,8 @@ class BatchTracer:
         """Link the span of a request with the spans of its batches, and end those whose requests have all finished.
 
         Args:
-            timer: Stage timer of the request.
-            span: Span of the request, not ended.
+            timer: stage timer of the request.
+            span: span of the request, not ended.
         """
         with self._lock:
             batches = self._batches.pop(timer, [])

@@ -32,13 +32,13 @@ class BulkHistogram(Collector):
     writes only its own files, and reads the files of all processes. The counts of a terminated process remain.
 
     Args:
-        name: Name of the metric.
+        name: name of the metric.
         documentation: HELP text of the metric.
-        edges: Upper bounds of the buckets, ascending and non-negative. A bucket without an upper bound is added.
-        folder: Folder shared by several processes, or None for a single process.
+        edges: upper bounds of the buckets, ascending and non-negative. A bucket without an upper bound is added.
+        folder: folder shared by several processes, or None for a single process.
 
     Attributes:
-        unshared: Number of series without room in the shared folder, which no process exposes.
+        unshared: number of series without room in the shared folder, which no process exposes.
     """
 
     def __init__(self, name: str, documentation: str, edges: Sequence[float], folder: Path | None) -> None:
@@ -56,8 +56,8 @@ class BulkHistogram(Collector):
         """Count values, or at most ``MAX_SAMPLED_ROWS`` equally spaced rows of them.
 
         Args:
-            model: Label of the values.
-            tasks: Labels of the columns.
+            model: label of the values.
+            tasks: labels of the columns.
             values: [rows, tasks].
         """
         sample = values[:: max(1, -(-len(values) // MAX_SAMPLED_ROWS))]

@@ -60,7 +60,7 @@ def response_attributes(status: int) -> Attributes:
     """Return the attributes of a response; ``error.type`` is the status code of a server error.
 
     Args:
-        status: Status code of the response.
+        status: status code of the response.
     """
     attributes: Attributes = {"http.response.status_code": status}
     if status >= 500:

@@ -100,7 +100,7 @@ def configure(log_format: LogFormat | None) -> None:
     """Send the process's log records, warnings and uncaught exceptions of threads to stderr.
 
     Args:
-        log_format: Format of the lines; None selects text if stderr is a terminal, otherwise JSON.
+        log_format: format of the lines; None selects text if stderr is a terminal, otherwise JSON.
     """
     # If stderr was closed before the process started, its descriptor may belong to any other file.
     handler = logging.NullHandler() if sys.__stderr__ is None else StderrHandler()

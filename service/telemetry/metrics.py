@@ -80,8 +80,8 @@ class UnsharedSeriesCollector(Collector):
     """Counts the values of this process that no process exposes, because the shared folder had no room.
 
     Args:
-        values: Values of this process, or None if it is the only process. If their folder was removed, one more counts.
-        histogram: Histogram with a store of its own.
+        values: values of this process, or None if it is the only process. If their folder was removed, one more counts.
+        histogram: histogram with a store of its own.
     """
 
     def __init__(self, values: SharedValues | None, histogram: BulkHistogram) -> None:
@@ -107,32 +107,32 @@ class Metrics:
     combination: the gauge of a version that is no longer served is set to 0.
 
     Attributes:
-        requests: Ranking requests by status code and model. The model is empty if the request named no served model or
+        requests: ranking requests by status code and model. The model is empty if the request named no served model or
             was not parsed.
-        rejections: Rejected requests and connections by reason.
-        fallbacks: Requests for which a feature store failed to supply features, by store and reason.
-        load_failures: Rejected versions by model.
+        rejections: rejected requests and connections by reason.
+        fallbacks: requests for which a feature store failed to supply features, by store and reason.
+        load_failures: rejected versions by model.
         repository_read: Unix time at which all releases of the repository were last read.
-        queue_rows: Candidates that wait or are being scored.
-        queue_explanations: Requests that wait for contributions, from before they are scored.
-        in_flight: Ranking requests in progress.
-        scoring_seconds: Seconds that the current batch has been in progress.
-        buffered_body_bytes: Bytes of request bodies that are held.
-        shadow_requests: Requests for a shadow version by model and outcome.
-        shadow_difference: Absolute difference between a shadow's scores and the served scores, by model and task.
-        feedback_events: Events of feedback requests whose body was read, by outcome and reason.
-        feedback_bytes: Bytes of feedback written to files or the topic.
-        feedback_failures: Failures of the feedback folder or topic by operation.
-        feedback_queue_bytes: Bytes of feedback requests that wait to be written.
-        feedback_folder_bytes: Size of the feedback files at the last scan of their folder.
-        feedback_folder_limit_bytes: Maximum size of the feedback files, 0 without a feedback folder.
+        queue_rows: candidates that wait or are being scored.
+        queue_explanations: requests that wait for contributions, from before they are scored.
+        in_flight: ranking requests in progress.
+        scoring_seconds: seconds that the current batch has been in progress.
+        buffered_body_bytes: bytes of request bodies that are held.
+        shadow_requests: requests for a shadow version by model and outcome.
+        shadow_difference: absolute difference between a shadow's scores and the served scores, by model and task.
+        feedback_events: events of feedback requests whose body was read, by outcome and reason.
+        feedback_bytes: bytes of feedback written to files or the topic.
+        feedback_failures: failures of the feedback folder or topic by operation.
+        feedback_queue_bytes: bytes of feedback requests that wait to be written.
+        feedback_folder_bytes: size of the feedback files at the last scan of their folder.
+        feedback_folder_limit_bytes: maximum size of the feedback files, 0 without a feedback folder.
         feedback_unfinished_since: Unix time of the creation of the oldest unfinished feedback file, or infinity.
-        served_requests: Requests in finished files of the served log.
-        served_dropped: Requests that the served log lacks by reason.
-        served_bytes: Bytes of finished files of the served log.
+        served_requests: requests in finished files of the served log.
+        served_dropped: requests that the served log lacks by reason.
+        served_bytes: bytes of finished files of the served log.
         served_cpu: CPU seconds of the thread that writes the served log.
         served_finished: Unix time at which the last file of the served log was finished, or of the start.
-        served_queue_rows: Candidates that wait to be written to the served log.
+        served_queue_rows: candidates that wait to be written to the served log.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -286,11 +286,11 @@ class Metrics:
         """Record that a version is now served in a role.
 
         Args:
-            model: Name of the model.
-            version: Version of the model.
+            model: name of the model.
+            version: version of the model.
             role: ``current``, ``canary`` or ``shadow``.
-            load_seconds: Seconds that loading, verification and warm-up took.
-            num_experts: Number of experts in the frozen graph.
+            load_seconds: seconds that loading, verification and warm-up took.
+            num_experts: number of experts in the frozen graph.
         """
         self._models.labels(model, version, role).set(1)
         self._load_seconds.labels(model).set(load_seconds)
@@ -309,11 +309,11 @@ class Metrics:
         """Record a ranking request after its response.
 
         Args:
-            status: Status code of the response.
-            model: Name of the model, empty if the request named no served model.
-            seconds: Seconds since the request's arrival.
-            stages: Seconds per completed stage.
-            rejection: Reason of a rejection, if it is more specific than that of the status in ``REJECTIONS``.
+            status: status code of the response.
+            model: name of the model, empty if the request named no served model.
+            seconds: seconds since the request's arrival.
+            stages: seconds per completed stage.
+            rejection: reason of a rejection, if it is more specific than that of the status in ``REJECTIONS``.
         """
         self._requests_of(str(status), model).inc()
         self._seconds.observe(seconds)
@@ -328,8 +328,8 @@ class Metrics:
         """Record a feedback request after its response.
 
         Args:
-            status: Status code of the response.
-            rejection: Reason of a rejection, if it is more specific than that of the status in ``FEEDBACK_OUTCOMES``.
+            status: status code of the response.
+            rejection: reason of a rejection, if it is more specific than that of the status in ``FEEDBACK_OUTCOMES``.
         """
         outcome = rejection or FEEDBACK_OUTCOMES.get(status, "failed")
         self._feedback_requests_of(outcome).inc()
@@ -346,12 +346,12 @@ class Metrics:
         """Record a scored batch.
 
         Args:
-            model: Name of the model.
-            version: Version of the model.
-            tasks: Names of the columns of ``scores``.
+            model: name of the model.
+            version: version of the model.
+            tasks: names of the columns of ``scores``.
             scores: [candidates, tasks].
-            missing: Total number of missing feature values of the candidates, without unseen ids.
-            unseen: Number of candidates with an unseen id, by entity (user, item).
+            missing: total number of missing feature values of the candidates, without unseen ids.
+            unseen: number of candidates with an unseen id, by entity (user, item).
         """
         self._batch_rows.observe(len(scores))
         self._rows_of(model, version).inc(len(scores))

@@ -21,9 +21,9 @@ class RequestTelemetry:
     """Records requests.
 
     Args:
-        metrics: Metrics of the service.
-        slow_ms: Requests slower than this many milliseconds are logged with the time of each stage.
-        tracer: Sends a trace of each request, or None to send no traces.
+        metrics: metrics of the service.
+        slow_ms: requests slower than this many milliseconds are logged with the time of each stage.
+        tracer: sends a trace of each request, or None to send no traces.
     """
 
     def __init__(self, metrics: Metrics, slow_ms: float, tracer: RequestTracer | None = None) -> None:
@@ -34,7 +34,7 @@ class RequestTelemetry:
         """Record that a ranking request arrived.
 
         Args:
-            timer: Stage timer of the request.
+            timer: stage timer of the request.
         """
         self._metrics.in_flight.inc()
         if self._tracer is not None:
@@ -47,7 +47,7 @@ class RequestTelemetry:
             scope: ASGI scope of the request; its state holds the ``timer`` and, if known, the ``request_info`` and the
                 reason of a ``rejection`` that the status does not imply. The info consists of fields for logs and
                 traces, without user ids, item ids and keys.
-            status: Status code of the response.
+            status: status code of the response.
         """
         self._record_safely(self._record_request, scope, status)
 

@@ -52,7 +52,7 @@ def shared_metrics() -> Iterator[Path]:
     The folder is in memory unless TMPDIR is set.
 
     Raises:
-        ConfigError: The folder cannot be created.
+        ConfigError: the folder cannot be created.
     """
     in_memory = "TMPDIR" not in os.environ and os.access(SHARED_MEMORY, os.W_OK)
     parent = SHARED_MEMORY if in_memory else Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
@@ -79,10 +79,10 @@ class AllocatedFile(MmapedDict):
     ends the process with SIGBUS.
 
     Args:
-        path: Path of the file, which is created if it does not exist.
+        path: path of the file, which is created if it does not exist.
 
     Raises:
-        OSError: The file cannot be created, or its filesystem has no room for it.
+        OSError: the file cannot be created, or its filesystem has no room for it.
     """
 
     def __init__(self, path: str) -> None:
@@ -102,7 +102,7 @@ class AllocatedFile(MmapedDict):
         """Add a value; overrides the only method of prometheus_client that extends the file.
 
         Raises:
-            OSError: The filesystem has no room.
+            OSError: the filesystem has no room.
         """
         metric, _, labels, _ = json.loads(key)
         labels.pop("le", None)
@@ -123,11 +123,11 @@ class SharedValues:
     """Creates the values of this process's metrics in files, or in memory if the folder is full or was removed.
 
     Args:
-        folder: Folder that the processes share.
+        folder: folder that the processes share.
 
     Attributes:
-        folder: As above.
-        unshared: Number of values in memory, which no process exposes.
+        folder: as above.
+        unshared: number of values in memory, which no process exposes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,7 +158,7 @@ class SharedCollector(MultiProcessCollector):
     """Collects the values of all processes.
 
     Args:
-        folder: Folder that the processes share. It may have been removed.
+        folder: folder that the processes share. It may have been removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -194,7 +194,7 @@ class WorkerProcessCollector(Collector):
     """Standard process metrics (CPU, memory, files) of every worker, with the label ``pid``.
 
     Args:
-        folder: Metrics folder shared by the workers.
+        folder: metrics folder shared by the workers.
     """
 
     def __init__(self, folder: Path) -> None:

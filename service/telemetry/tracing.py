@@ -34,12 +34,12 @@ class RequestTracer:
     """Creates the spans of finished requests. A background thread sends them and drops what cannot be sent.
 
     Args:
-        provider: Samples and sends the spans of requests. ``close`` shuts it down.
-        exporter: Sends the spans of the provider.
-        batches: Creates the spans of batches, which the same processor sends.
+        provider: samples and sends the spans of requests. ``close`` shuts it down.
+        exporter: sends the spans of the provider.
+        batches: creates the spans of batches, which the same processor sends.
 
     Attributes:
-        batches: Creates the spans of batches.
+        batches: creates the spans of batches.
     """
 
     def __init__(self, provider: TracerProvider, exporter: SpanExporter, batches: BatchTracer) -> None:
@@ -54,9 +54,9 @@ class RequestTracer:
 
         Args:
             scope: ASGI scope of the request.
-            status: Status code of the response.
-            fields: Attributes of the request's span, without their prefix ``ranker.``.
-            timer: Stages of the request.
+            status: status code of the response.
+            fields: attributes of the request's span, without their prefix ``ranker.``.
+            timer: stages of the request.
             ended: ``time.monotonic()`` of the response.
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
@@ -96,7 +96,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> RequestTracer |
     """Create the tracer that OpenTelemetry's standard variables configure, or None if they name no endpoint.
 
     Raises:
-        ConfigError: The variables select an unsupported protocol, or OpenTelemetry is not installed.
+        ConfigError: the variables select an unsupported protocol, or OpenTelemetry is not installed.
     """
     endpoint = next((name for name in ENDPOINTS if environ.get(name)), None)
     if endpoint is None or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":

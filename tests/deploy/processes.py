@@ -39,9 +39,9 @@ class Prometheus:
     """A Prometheus server with the configuration and rules of the project, but short intervals.
 
     Args:
-        config_folder: Folder that contains ``prometheus.yml`` and ``rules.yml``.
-        target_port: Port to scrape instead of the configured targets.
-        folder: Folder for the data and log of the server.
+        config_folder: folder that contains ``prometheus.yml`` and ``rules.yml``.
+        target_port: port to scrape instead of the configured targets.
+        folder: folder for the data and log of the server.
     """
 
     def __init__(self, config_folder: Path, target_port: int, folder: Path) -> None:

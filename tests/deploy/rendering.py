@@ -27,7 +27,7 @@ def render_chart(values: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the objects that ``helm template ranker`` prints, with these values merged into the defaults of the chart.
 
     Raises:
-        RenderError: The values or a template are invalid.
+        RenderError: the values or a template are invalid.
     """
     (result,) = render_charts([values])
     if isinstance(result, RenderError):
@@ -51,7 +51,7 @@ def validate_object(manifest: dict[str, Any], version: str) -> None:
     """Check an object against the schema of a version of Kubernetes.
 
     Raises:
-        ValueError: It has an unknown field, or a value of the wrong type.
+        ValueError: it has an unknown field, or a value of the wrong type.
     """
     import kubernetes_validate  # takes 3 s, which each test process would spend
 

@@ -34,7 +34,7 @@ class Machine:
     """A checkout with small lock files, and the package indexes ``public`` and ``cpu`` on a loopback port.
 
     Attributes:
-        requests: Paths that pip requested from the indexes.
+        requests: paths that pip requested from the indexes.
     """
 
     def __init__(self, folder: Path) -> None:

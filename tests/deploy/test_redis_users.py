@@ -37,12 +37,12 @@ class ComposeRedis:
     """A redis-server that the command of the Compose file starts with a shell.
 
     Args:
-        folder: Folder of the secrets.
-        edit: Changes the command.
+        folder: folder of the secrets.
+        edit: changes the command.
 
     Attributes:
-        process: The server.
-        urls: Address of the store for each user, as the commands of the Compose file build it.
+        process: the server.
+        urls: address of the store for each user, as the commands of the Compose file build it.
     """
 
     def __init__(self, folder: Path, edit: Callable[[str], str] = str) -> None:

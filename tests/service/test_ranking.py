@@ -39,9 +39,9 @@ class ServedGate:
     """A served bundle of one gate.
 
     Attributes:
-        gate: Name of the gate.
-        client: Client of the service.
-        ranker: The same bundle, loaded by the library.
+        gate: name of the gate.
+        client: client of the service.
+        ranker: the same bundle, loaded by the library.
     """
 
     gate: str

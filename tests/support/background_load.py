@@ -19,14 +19,14 @@ class BackgroundLoad:
     """Clients that send the same request continuously, each over a connection of its own.
 
     Args:
-        port: Port of the service.
-        body: Body of the requests, as JSON.
-        path: Path of the requests.
-        count: Number of clients.
-        headers: Further headers of the requests; ``Connection: close`` makes each request open a connection.
+        port: port of the service.
+        body: body of the requests, as JSON.
+        path: path of the requests.
+        count: number of clients.
+        headers: further headers of the requests; ``Connection: close`` makes each request open a connection.
 
     Attributes:
-        responses: The responses so far; the status is ``NO_RESPONSE`` where a connection ended without one. The request
+        responses: the responses so far; the status is ``NO_RESPONSE`` where a connection ended without one. The request
             is then sent again over a new connection.
     """
 

@@ -93,7 +93,7 @@ class Page:
     Attributes:
         session: id of the page in messages.
         requested: URLs that the page has requested.
-        errors: Messages of its console, such as violations of its content security policy, and uncaught exceptions.
+        errors: messages of its console, such as violations of its content security policy, and uncaught exceptions.
     """
 
     def __init__(self, browser: Browser, session: str) -> None:
@@ -135,7 +135,7 @@ def open_browser(profile: Path) -> Iterator[Browser]:
     """Start a browser, and end it at the end.
 
     Args:
-        profile: Folder for the profile of the browser.
+        profile: folder for the profile of the browser.
     """
     command_reader, command_writer = os.pipe()
     message_reader, message_writer = os.pipe()

@@ -24,11 +24,11 @@ class ConsoleProxy:
 
     Args:
         service: URL of the service.
-        prefix: Path below which the proxy has the service, such as "/ranker".
+        prefix: path below which the proxy has the service, such as "/ranker".
 
     Attributes:
-        edit: Function that changes a JSON answer of the API: (path below ``API``, answer) to answer.
-        ranked: Bodies of the rank requests.
+        edit: function that changes a JSON answer of the API: (path below ``API``, answer) to answer.
+        ranked: bodies of the rank requests.
         url: URL of the proxy, with the prefix.
     """
 

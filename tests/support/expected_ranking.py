@@ -20,11 +20,11 @@ class ExpectedRanking:
     """A request and its only correct response.
 
     Attributes:
-        body: Body of the request.
-        request_id: Id of the request.
-        tasks: Requested tasks.
-        scores: Scores of these tasks by the library, by candidate.
-        totals: Weighted sum of the scores, by candidate.
+        body: body of the request.
+        request_id: id of the request.
+        tasks: requested tasks.
+        scores: scores of these tasks by the library, by candidate.
+        totals: weighted sum of the scores, by candidate.
     """
 
     body: bytes

@@ -54,7 +54,7 @@ def post_json(url: str, body: Any) -> Any:
     """Send a POST request and return the JSON of its response.
 
     Raises:
-        AssertionError: The status is not 200.
+        AssertionError: the status is not 200.
     """
     response = send_request(url, body)
     assert response.status == 200, (response.status, response.body)

@@ -34,7 +34,7 @@ def fits(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> bool:
     """Whether a value is valid under a schema of an OpenAPI document.
 
     Raises:
-        AssertionError: The schema has a keyword that this function does not support.
+        AssertionError: the schema has a keyword that this function does not support.
     """
     if "$ref" in schema:
         target: Any = document

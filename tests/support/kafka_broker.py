@@ -20,7 +20,7 @@ class KafkaBroker:
     """A Tansu process, which can be stopped and started again; its topics are lost then.
 
     Attributes:
-        server: Host and port of the broker.
+        server: host and port of the broker.
     """
 
     def __init__(self, program: Path) -> None:

@@ -28,11 +28,11 @@ class PostgresqlServer:
     """A server that can be stopped and started again.
 
     Args:
-        programs: Folder of initdb and postgres.
-        folder: Empty folder of the server.
+        programs: folder of initdb and postgres.
+        folder: empty folder of the server.
 
     Attributes:
-        port: Port of the server.
+        port: port of the server.
     """
 
     def __init__(self, programs: Path, folder: Path) -> None:

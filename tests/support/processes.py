@@ -37,15 +37,15 @@ class ServiceProcess:
     """``ranker serve`` on a port that the system chooses, with its worker processes.
 
     Args:
-        repository: Repository to serve.
-        options: Further command-line options.
+        repository: repository to serve.
+        options: further command-line options.
         cores: CPU cores that the processes may use; None: all.
-        python: Arguments of Python that start the CLI.
-        inherited: File descriptors of this process that the service inherits.
-        **settings: Settings that differ from their defaults, passed as ``RANKER_*`` variables.
+        python: arguments of Python that start the CLI.
+        inherited: file descriptors of this process that the service inherits.
+        **settings: settings that differ from their defaults, passed as ``RANKER_*`` variables.
 
     Attributes:
-        process: The process that the test started.
+        process: the process that the test started.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ServiceProcess:
         """Poll a condition while the process runs, and return its first true value.
 
         Raises:
-            AssertionError: The process exited, or the condition does not hold in time.
+            AssertionError: the process exited, or the condition does not hold in time.
         """
 
         def check() -> Result:

@@ -11,7 +11,7 @@ def rank(client: TestClient, body: dict[str, Any], path: str = "/v1/rank", **fie
     """Send a ranking request, with other values of some fields, and return the JSON of its response.
 
     Raises:
-        AssertionError: The status is not 200.
+        AssertionError: the status is not 200.
     """
     response = client.post(path, json=body | fields)
     assert response.status_code == 200, response.text

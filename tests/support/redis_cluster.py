@@ -21,9 +21,9 @@ class RedisCluster:
     """A cluster of primaries without replicas, which share the slots evenly.
 
     Attributes:
-        servers: The servers, in the order of their slots.
-        url: Address that names all of them.
-        client: Client of the cluster.
+        servers: the servers, in the order of their slots.
+        url: address that names all of them.
+        client: client of the cluster.
     """
 
     def __init__(self, folder: Path, *options: str, size: int = 3) -> None:
@@ -90,9 +90,9 @@ class MonitoredRedis:
     """A primary, its replica, and a Sentinel that makes the replica the primary if the primary is down.
 
     Attributes:
-        primary: The first primary.
-        replica: The first replica.
-        url: Address of the primary at the Sentinel.
+        primary: the first primary.
+        replica: the first replica.
+        url: address of the primary at the Sentinel.
     """
 
     def __init__(self, folder: Path, password: str = "") -> None:

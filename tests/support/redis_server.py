@@ -22,13 +22,13 @@ class RedisServer:
     """A redis-server process that can be stopped and started again.
 
     Args:
-        folder: Folder of the server, in which replication writes files; created.
-        options: Command-line options of redis-server.
+        folder: folder of the server, in which replication writes files; created.
+        options: command-line options of redis-server.
 
     Attributes:
-        port: Port of the server.
-        url: Address of its database 0.
-        client: Client of database 0.
+        port: port of the server.
+        url: address of its database 0.
+        client: client of database 0.
     """
 
     def __init__(self, folder: Path, *options: str) -> None:

@@ -12,11 +12,11 @@ class SlowProxy:
     """Forwards connections to a server on the loopback interface and delays the server's responses.
 
     Args:
-        port: Port of the server.
+        port: port of the server.
 
     Attributes:
-        delay: Seconds by which responses are delayed; may change while the proxy runs.
-        port: Port of the proxy.
+        delay: seconds by which responses are delayed; may change while the proxy runs.
+        port: port of the proxy.
     """
 
     def __init__(self, port: int) -> None:

@@ -22,13 +22,13 @@ def wait_until(
     """Poll a condition and return its first true value.
 
     Args:
-        condition: Function to poll; it may raise to fail at once.
-        description: Text for the failure message, or a function that returns it.
-        timeout: Seconds until the wait fails.
-        interval: Seconds between two polls.
+        condition: function to poll; it may raise to fail at once.
+        description: text for the failure message, or a function that returns it.
+        timeout: seconds until the wait fails.
+        interval: seconds between two polls.
 
     Raises:
-        AssertionError: The condition does not hold within the timeout.
+        AssertionError: the condition does not hold within the timeout.
     """
     deadline = time.monotonic() + timeout
     while not (result := condition()):

@@ -45,7 +45,7 @@ def donor_rows(codes: Ids, level: Level, seed: int) -> Ids:
 
     Args:
         codes: sampling unit of each row [rows].
-        level: what the values move between.
+        level: unit between which the values move: rows, or sampling units.
         seed: seed of the shuffle.
     """
     rows = np.random.default_rng([SEED, seed]).permutation(len(codes))

@@ -1,4 +1,4 @@
-"""What is shuffled together: each feature alone, the features of a column, and the features of a counter."""
+"""Features that are shuffled together: each feature alone, those of a column, and those of a counter."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class ApiKeyGuard:
     The name of the key is stored in the state of the request, under ``key``.
 
     Args:
-        keyring: Valid keys.
+        keyring: valid keys.
     """
 
     def __init__(self, keyring: Keyring) -> None:

@@ -52,11 +52,11 @@ class Key(BaseModel):
     """Entry of one key.
 
     Attributes:
-        name: Name of the key; it appears in logs.
-        sha256: Hexadecimal SHA-256 of the key.
-        scopes: Operations that the key permits.
-        expires: Time from which the key is invalid, or None if it never expires.
-        max_requests_per_second: Maximum rate of the key's requests per process, or None for no maximum.
+        name: name of the key; it appears in logs.
+        sha256: hexadecimal SHA-256 of the key.
+        scopes: operations that the key permits.
+        expires: time from which the key is invalid, or None if it never expires.
+        max_requests_per_second: maximum rate of the key's requests per process, or None for no maximum.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -111,7 +111,7 @@ def read_keys(file: Path) -> tuple[Key, ...]:
     """Read all keys of a file.
 
     Raises:
-        ConfigError: The file cannot be read or is not valid; the message shows no hash.
+        ConfigError: the file cannot be read or is not valid; the message shows no hash.
     """
     try:
         data = json.loads(file.read_text())
@@ -135,18 +135,18 @@ def create_key(
     """Create a key and add its entry to the file, which is created if it does not exist.
 
     Args:
-        file: Key file.
-        name: Name of the key.
-        scopes: Operations that the key permits.
-        expires: Time from which the key is invalid; None: it never expires.
-        max_requests_per_second: Maximum rate of the key's requests per process; None: no maximum.
+        file: key file.
+        name: name of the key.
+        scopes: operations that the key permits.
+        expires: time from which the key is invalid; None: it never expires.
+        max_requests_per_second: maximum rate of the key's requests per process; None: no maximum.
 
     Returns:
         The key; it cannot be recovered later.
 
     Raises:
-        ConfigError: The name is taken or not valid, the rate is below ``MIN_RATE``, or the file cannot be read.
-        OutputError: The file cannot be written.
+        ConfigError: the name is taken or not valid, the rate is below ``MIN_RATE``, or the file cannot be read.
+        OutputError: the file cannot be written.
     """
     secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     digest = hashlib.sha256(secret.encode()).hexdigest()
@@ -174,8 +174,8 @@ def revoke_key(file: Path, name: str) -> None:
     """Remove a key from the file.
 
     Raises:
-        ConfigError: No key has that name, or the file cannot be read.
-        OutputError: The file cannot be written.
+        ConfigError: no key has that name, or the file cannot be read.
+        OutputError: the file cannot be written.
     """
     check_writable(file)
     with FileLock(file.parent):
@@ -208,11 +208,11 @@ class Keyring:
     previous keys stay valid.
 
     Args:
-        file: Key file.
-        clock: Function that returns the current time in seconds.
+        file: key file.
+        clock: function that returns the current time in seconds.
 
     Raises:
-        ConfigError: The file cannot be read or is not valid.
+        ConfigError: the file cannot be read or is not valid.
     """
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -19,7 +19,7 @@ class RateLimiter:
     Each process has its own limiter. Its only state is one number per key.
 
     Args:
-        clock: Function that returns the current time in seconds.
+        clock: function that returns the current time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

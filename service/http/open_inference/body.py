@@ -20,16 +20,16 @@ def read_body(body: bytes, header_length: str | None, settings: Settings) -> tup
     """Read an inference request.
 
     Args:
-        body: Body of the request.
-        header_length: Value of the header ``HEADER_LENGTH``; None: the whole body is JSON.
-        settings: Limits of a request.
+        body: body of the request.
+        header_length: value of the header ``HEADER_LENGTH``; None: the whole body is JSON.
+        settings: limits of a request.
 
     Returns:
         The request and the elements of its tensors by name.
 
     Raises:
         Problem: 400 if the body cannot be parsed, 413 if there are too many candidates, 422 if fields are not valid.
-        InvalidRequestError: A tensor is not valid.
+        InvalidRequestError: a tensor is not valid.
     """
     json_bytes = len(body)
     if header_length is not None:

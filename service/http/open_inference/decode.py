@@ -36,9 +36,9 @@ class RankTensors:
     """A rank request from tensors.
 
     Attributes:
-        options: Everything but the candidates.
-        items: The candidates.
-        outputs: Names of the outputs to return, each with whether it is returned as binary data.
+        options: everything but the candidates.
+        items: the candidates.
+        outputs: names of the outputs to return, each with whether it is returned as binary data.
     """
 
     options: RankOptions
@@ -50,13 +50,13 @@ def to_rank_request(request: InferRequest, elements: Mapping[str, Elements], mod
     """Convert an inference request; the engine validates the values.
 
     Args:
-        request: Inference request.
-        elements: Elements of its tensors.
-        model: Model that will score the candidates.
+        request: inference request.
+        elements: elements of its tensors.
+        model: model that will score the candidates.
 
     Raises:
         Problem: 422 if parameters are not valid.
-        InvalidRequestError: A tensor, an output or a parameter is unknown, or a shape does not fit.
+        InvalidRequestError: a tensor, an output or a parameter is unknown, or a shape does not fit.
     """
     columns = model.ranker.schema.columns
     if columns.item not in elements:
@@ -115,7 +115,7 @@ def _column(tensor: InputTensor, elements: Elements, feature: InputFeature | Non
     """Return one value per row, for a pooled feature a list.
 
     Raises:
-        InvalidRequestError: The shape does not fit the feature.
+        InvalidRequestError: the shape does not fit the feature.
     """
     if isinstance(feature, PooledFeature):
         if len(tensor.shape) != 2:

@@ -24,11 +24,11 @@ def encode_tensors(
     """Encode a response; the scores have the order of the request.
 
     Args:
-        result: All candidates of the request, ranked.
-        outputs: Names of the outputs, each with whether it is binary.
-        model: Model that scored the candidates.
-        request_id: Id of the request, if it has one.
-        degraded: Whether features are absent because of a failure, or a fallback answers.
+        result: all candidates of the request, ranked.
+        outputs: names of the outputs, each with whether it is binary.
+        model: model that scored the candidates.
+        request_id: id of the request, if it has one.
+        degraded: whether features are absent because of a failure, or a fallback answers.
     """
     tensors, binary = [], []
     for name, is_binary in outputs.items():

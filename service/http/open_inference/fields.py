@@ -23,7 +23,7 @@ def named_as_tensors(columns: Columns) -> Iterator[None]:
     """Make errors about fields of a rank request name the tensors and parameters with these values.
 
     Args:
-        columns: Columns of the log, by which tensors are called.
+        columns: columns of the log, by which tensors are called.
     """
     try:
         yield

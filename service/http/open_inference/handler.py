@@ -26,9 +26,9 @@ class InferHandler:
     """Answers inference requests.
 
     Args:
-        settings: Limits of a request.
-        engine: Scores requests.
-        recorder: Passes answered requests on.
+        settings: limits of a request.
+        engine: scores requests.
+        recorder: passes answered requests on.
     """
 
     def __init__(self, settings: Settings, engine: Engine, recorder: AnswerRecorder) -> None:
@@ -38,8 +38,8 @@ class InferHandler:
         """Answer a request.
 
         Args:
-            http: The request.
-            routing: Served versions of its model.
+            http: the request.
+            routing: served versions of its model.
         """
         http.state.request_info = {"model": routing.current.name, "version": routing.current.version}
         body = await http.body()

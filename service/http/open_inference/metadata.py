@@ -37,8 +37,8 @@ def model_metadata(model: LoadedModel, versions: Iterable[str]) -> ModelMetadata
     """Return the inputs and outputs of a version.
 
     Args:
-        model: The version.
-        versions: Loaded versions of the model.
+        model: the version.
+        versions: loaded versions of the model.
     """
     ranker = model.ranker
     tasks = {task.name: task.model_dump(include={"kind", "transform", "group"}) for task in ranker.schema.tasks}

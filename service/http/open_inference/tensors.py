@@ -47,7 +47,7 @@ def read_json(tensor: InputTensor) -> Elements:
     """Read the elements of a tensor from its ``data``; null and NaN are absent elements.
 
     Raises:
-        InvalidRequestError: The number or the types of the elements differ from the shape and the data type.
+        InvalidRequestError: the number or the types of the elements differ from the shape and the data type.
     """
     elements: list[Any] = tensor.data or []
     for size in tensor.shape[1:]:
@@ -70,12 +70,12 @@ def read_binary(tensor: InputTensor, data: memoryview, max_length: int) -> Eleme
     """Read the elements of a tensor from its binary data; NaN is an absent element.
 
     Args:
-        tensor: Tensor.
-        data: Its bytes.
-        max_length: Maximum number of characters of a text.
+        tensor: tensor.
+        data: its bytes.
+        max_length: maximum number of characters of a text.
 
     Raises:
-        InvalidRequestError: The data does not fit the shape and the data type.
+        InvalidRequestError: the data does not fit the shape and the data type.
     """
     if tensor.datatype == "BYTES":
         return _read_texts(tensor, data, max_length)

@@ -49,8 +49,8 @@ class ScriptedServer:
     """A server that gives each connection the next response of a list, in pieces, and closes it.
 
     Attributes:
-        requests: Received requests.
-        url: Base URL of the server.
+        requests: received requests.
+        url: base URL of the server.
     """
 
     def __init__(self, listener: socket.socket, responses: list[list[bytes]]) -> None:

@@ -18,8 +18,8 @@ class CheckingClients(BackgroundLoad):
     """Clients that send the same ranking request continuously, each time over a new connection.
 
     Args:
-        port: Port of the service.
-        body: Body of the request. Its response must not depend on the served version or on the feature store.
+        port: port of the service.
+        body: body of the request. Its response must not depend on the served version or on the feature store.
     """
 
     def __init__(self, port: int, body: Any) -> None:

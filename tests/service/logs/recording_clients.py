@@ -30,8 +30,8 @@ class Connection:
     """Answers on one connection, all by the same process.
 
     Attributes:
-        answered: Ids of answered ranking requests, in their order.
-        accepted: Ids of accepted feedback.
+        answered: ids of answered ranking requests, in their order.
+        accepted: ids of accepted feedback.
     """
 
     answered: list[str] = field(default_factory=list)
@@ -42,14 +42,14 @@ class RecordingClients:
     """Clients with one connection each, which they open again when the service has closed it.
 
     Args:
-        port: Port of the service.
-        name: Prefix of all request ids.
-        count: Number of clients.
+        port: port of the service.
+        name: prefix of all request ids.
+        count: number of clients.
 
     Attributes:
-        answered: Ids of all answered ranking requests so far.
-        connections: All connections that have ended.
-        faults: Unexpected responses.
+        answered: ids of all answered ranking requests so far.
+        connections: all connections that have ended.
+        faults: unexpected responses.
     """
 
     def __init__(self, port: int, name: str, count: int = 3) -> None:

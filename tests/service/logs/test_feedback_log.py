@@ -61,8 +61,8 @@ class SlowDisk(NamedTuple):
     """A disk that blocks each write until an event is set.
 
     Attributes:
-        entered: Set when a write begins.
-        released: The event.
+        entered: set when a write begins.
+        released: the event.
     """
 
     entered: threading.Event

@@ -33,12 +33,12 @@ class FinishedFiles:
     """Checks of finished files; a file may neither be torn nor change.
 
     Args:
-        log: Folder of the served log.
-        feedback: Folder of the feedback.
+        log: folder of the served log.
+        feedback: folder of the feedback.
 
     Attributes:
-        logged: Number of rows of each request id in the served log.
-        received: Number of lines of each feedback.
+        logged: number of rows of each request id in the served log.
+        received: number of lines of each feedback.
     """
 
     def __init__(self, log: Path, feedback: Path) -> None:

@@ -205,11 +205,11 @@ def send_with_retries(port: int, requests: int, max_retries: int, *, keep_alive:
     """Send requests that wait between retries, and return the number of those that are answered.
 
     Args:
-        port: Port of the service.
-        requests: Number of requests.
-        max_retries: Maximum number of retries of each.
-        keep_alive: Whether to use one connection for all requests, instead of one each.
-        pause: Seconds between an answer and the next request.
+        port: port of the service.
+        requests: number of requests.
+        max_retries: maximum number of retries of each.
+        keep_alive: whether to use one connection for all requests, instead of one each.
+        pause: seconds between an answer and the next request.
     """
     connection, answered = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_SECONDS), 0
     for _ in range(requests):

@@ -58,7 +58,7 @@ class Simulation:
     """A supervisor of two workers whose processes are simulated.
 
     Attributes:
-        supervisor: The supervisor; its workers have been started.
+        supervisor: the supervisor; its workers have been started.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
