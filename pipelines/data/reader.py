@@ -420,14 +420,10 @@ class LogReader:
 
     def _positions_in_range(self, table: pa.Table, time_range: TimeRange) -> npt.NDArray[np.int64]:
         """Return the positions of the rows in a time range and of those without a time."""
-        positions = np.arange(table.num_rows)
         if not time_range.bounded:
-            return positions
+            return np.arange(table.num_rows)
         time = self.schema.columns.time
-        rows = pa.table({time: table[time], "": positions})
-        selected = rows.filter(time_range.expression(time, table[time].type) | pc.field(time).is_null())
-        result: npt.NDArray[np.int64] = selected[""].to_numpy()
-        return result
+        return time_range.positions(table[time], time, nulls=True)
 
     def _clean(
         self,

@@ -64,6 +64,24 @@ class TimeRange:
         """
         return table.filter(self.expression(column, table.schema.field(column).type))
 
+    def positions(self, times: pa.ChunkedArray, column: str, *, nulls: bool = False) -> npt.NDArray[np.int64]:
+        """Return the positions of the times that are in this range.
+
+        Args:
+            times: the times.
+            column: name of the time column.
+            nulls: whether nulls are in the range.
+
+        Raises:
+            InvalidInputError: a bound has a time zone, but the column has none.
+        """
+        rows = self.expression(column, times.type)
+        if nulls:
+            rows |= pc.field(column).is_null()
+        table = pa.table([times, np.arange(len(times))], names=[column, f"positions of {column}"])
+        positions: npt.NDArray[np.int64] = table.filter(rows)[1].to_numpy()
+        return positions
+
 
 ALL_TIME = TimeRange()
 

@@ -271,10 +271,9 @@ def _add_chunk(survey: _Survey, chunk: ScannedChunk, number: int) -> None:
         profile.first_bad = first_bad_row(chunk.bad)
     profile.days += count_days(chunk.rows[time])
     positions = (number << ROW_BITS) + chunk.positions
-    indices = pa.table({time: chunk.rows[time], "": np.arange(len(chunk.rows))})
     rows_by_split = {}
     for split in SPLITS:
-        selected = split_range(survey.logs, split).select(indices, time)[""].to_numpy()
+        selected = split_range(survey.logs, split).positions(chunk.rows[time], time)
         rows_by_split[split] = len(selected)
         if len(selected):
             rows = take_rows(chunk.rows, selected)

@@ -121,7 +121,11 @@ class LogScorer:
         return scored
 
     def _score(self, chunk: ScannedChunk, scored: ScoringCounts) -> pa.Table:
-        """Return ids, time and scores of the rows of a chunk, and add them to what is known."""
+        """Return ids, time and scores of the rows of a chunk, and add them to what is known.
+
+        Raises:
+            LogError: the chunk cannot be scored, or an id or the time has the name of a score.
+        """
         ranker, columns = self._ranker, self._ranker.schema.columns
         names = [c for c in (columns.user, columns.item, columns.time) if c in chunk.rows.column_names]
         with as_log_error(chunk.file):
@@ -130,6 +134,11 @@ class LogScorer:
             if ranker.counter_features is not None:
                 scored.included += ranker.counter_features.count_included(chunk.rows)
             scores = ranker.to_table(ranker.score_completed(rows, self.tasks)[0], self.tasks)
+        for name in set(names) & set(scores.column_names):
+            raise LogError(
+                f"{chunk.file}: column '{name}' has the name of a score: rename it in the log and in [columns], and "
+                "train again"
+            )
         table = pa.table({c: chunk.rows[c] for c in names} | {c: scores[c] for c in scores.column_names})
         scored.counts.update(scored=table.num_rows, bad=chunk.bad.num_rows)
         for owner, column in self._id_columns.items():

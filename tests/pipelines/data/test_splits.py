@@ -207,7 +207,16 @@ def test_time_range_select_on_table_matches_scan_of_log(shop: Shop) -> None:
         time_range = split_range(shop.logs(), split)
         read = row_numbers(shop.reader().scan(time_range))
         assert time_range.select(table, "time")["n"].to_pylist() == read
+        assert time_range.positions(table["time"], "time").tolist() == read
         assert read
+
+
+@pytest.mark.parametrize("column", ["", "time", "positions of time"])
+def test_positions_of_times_do_not_depend_on_the_name_of_their_column(column: str) -> None:
+    times = pa.chunked_array([[MORNING, None], [MORNING + timedelta(days=1), MORNING]], pa.timestamp("us"))
+    until = TimeRange(until=MORNING + timedelta(hours=1))
+    assert until.positions(times, column).tolist() == [0, 3]
+    assert until.positions(times, column, nulls=True).tolist() == [0, 1, 3]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.data.reader import LogReader
 from pipelines.inspection.profile import LogProfile, count_days, profile_log
 from pipelines.inspection.quality import format_gaps, missing_days, require_learnable
 from ranking.encoding.encoder_fitter import EncoderFitter
@@ -167,6 +168,14 @@ def test_unwritable_quarantine_is_named(shop: Shop, tmp_path: Path) -> None:
 
 def test_profile_counts_rows_by_split(shop: Shop) -> None:
     assert profile_table(shop, shop.table(200)).rows == {"train": 160, "validation": 20, "test": 20}
+
+
+def test_profile_of_a_time_column_without_a_name_counts_the_same_rows(shop: Shop) -> None:
+    shop.write(shop.table(200).rename_columns({"time": ""}))
+    config = shop.config(columns={"time": ""})
+    schema = config.training_schema
+    profile = profile_log(LogReader(shop.log, schema, {}), config.logs, schema)
+    assert profile.rows == {"train": 160, "validation": 20, "test": 20}
 
 
 def test_profile_has_label_statistics_by_split(shop: Shop) -> None:

@@ -308,6 +308,15 @@ def test_output_has_the_available_ids_before_the_scores(shop: Shop) -> None:
         assert pq.read_table(shop.folder / "scores.parquet").column_names == [*ids, "click", "watch", "score"]
 
 
+def test_time_column_with_the_name_of_a_score_is_rejected(shop: Shop) -> None:
+    log = shop.write(shop.table(200).rename_columns({"time": "score"}))
+    run = train(shop.config(columns={"time": "score"}), shop.folder / "run")
+    ranker = freeze_run(run.path, shop.folder / "bundle")
+    with pytest.raises(LogError, match=rf"^{log}: column 'score' has the name of a score: rename it in the log and in"):
+        score_log(ranker, shop.log, shop.folder / "scores.parquet")
+    assert not list(shop.folder.glob("*scores*"))
+
+
 # By parts, as engines do.
 
 
