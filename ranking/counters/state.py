@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -66,12 +66,6 @@ class StateClock:
         """Return a time like ``until`` as text, see ``text``."""
         text = (datetime(1970, 1, 1) + timedelta(microseconds=time)).isoformat(timespec="seconds")
         return text + ("" if self.zone is None else "Z")
-
-    @property
-    def date(self) -> date:
-        """Local date of ``until`` in the time zone of the log."""
-        (local,) = local_times(np.array([self.until]), self.zone)
-        return (datetime(1970, 1, 1) + timedelta(microseconds=int(local))).date()
 
     def now(self) -> int:
         """Return the current time in microseconds: UTC, or local time if the log has no time zone."""

@@ -26,6 +26,10 @@ CONTRADICTIONS = [
     (["evaluation.bootstrap=100001"], "evaluation.bootstrap: 100,001 draws need too much memory"),
     (["training.ranking_loss.within=request", "columns={}"], "within = 'request' needs the column of the request id"),
     (["columns.weight=age"], "features.'age': column 'age' is the weight column"),
+    (
+        ["training.ranking_loss.weight=0.5", 'tasks=[{name = "watch", kind = "regression", label = "seconds"}]'],
+        "training.ranking_loss: no task is binary, and only binary tasks have this loss: remove it",
+    ),
 ]
 
 

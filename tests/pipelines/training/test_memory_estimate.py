@@ -99,6 +99,8 @@ def test_available_memory_is_what_machine_and_container_leave(tmp_path: Path, mo
     assert available_memory() == 2_000_000 - 900_000 + 300_000
 
 
-@pytest.mark.parametrize(("size", "text"), [(12, "12 B"), (1_500_000, "1.5 MB"), (6_400_000_000_000, "6.4 TB")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(12, "12 B"), (1_500_000, "1.5 MB"), (6_400_000_000_000, "6.4 TB"), (9 * 10**18, "9,000 PB")]
+)
 def test_format_bytes_uses_decimal_units(size: int, text: str) -> None:
     assert format_bytes(size) == text

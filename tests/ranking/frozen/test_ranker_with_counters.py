@@ -67,9 +67,14 @@ def test_bundle_contains_the_state_and_scores_as_the_ranker(ranker: FrozenRanker
     assert ranking.load(written).score(candidates()).equals(ranker.score(candidates()))
 
 
-def test_bundle_with_damaged_state_is_rejected(written: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["no rows", "a row less"])
+def test_bundle_with_damaged_state_is_rejected(written: Path, tmp_path: Path, damage: str) -> None:
     copied = shutil.copytree(written, tmp_path / "bundle")
-    (copied / "counters" / "user_tab" / "rows.npy").write_bytes(b"")
+    rows = copied / "counters" / "user_tab" / "rows.npy"
+    if damage == "no rows":
+        rows.write_bytes(b"")
+    else:
+        np.save(rows, np.load(rows)[:-1])
     (copied / CHECKSUM_FILE).unlink()
     write_checksums(copied)
     with pytest.raises(BundleError, match="inconsistent"):

@@ -30,6 +30,10 @@ def test_units_without_users_and_requests_are_rows() -> None:
     assert not units.has_placeholder
 
 
+def test_no_rows_have_no_units() -> None:
+    assert (units_of([]).count, sizes(units_of([]))) == (0, [])
+
+
 def test_units_without_users_are_requests() -> None:
     units = units_of([0] * 5, [3, 3, 4, 4, 0])
     assert (units.kind, units.count, sizes(units)) == ("request", 3, [1, 2, 2])

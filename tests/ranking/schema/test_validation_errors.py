@@ -34,6 +34,7 @@ CLICK = {"name": "click", "kind": "binary"}
             {"table": "a b"},
             "table: 'a b' is not a valid name: use the letters a to z, digits and '_', and do not start with a digit",
         ),
+        ({"table": "a" * 300}, "table: 'aaaaaaaaaaaaaaaaaaaa'… has 300 characters: a name has at most 200"),
         ({"default": 1.5}, "default: must be an id: a 64-bit integer, text, true or false (got 1.5)"),
     ],
 )
