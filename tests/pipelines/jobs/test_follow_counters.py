@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,7 +38,7 @@ from ranking.artifacts.remote_repository import RemoteRepository
 from ranking.artifacts.repository import list_versions
 from ranking.counters.stored_sums import decode_records, definition, encode_records
 from ranking.encoding.vocabulary import stable_hash
-from ranking.errors import BundleError, LogError
+from ranking.errors import BundleError, LogError, OutputError
 from ranking.schema import Schema
 from tests.support.command import ranker
 from tests.support.counted_loop import ROUNDS, CountedLoop
@@ -47,7 +48,7 @@ from tests.support.counted_ranker import (
     draw_events,
     make_tables,
 )
-from tests.support.ports import free_port
+from tests.support.ports import HOST, free_port
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
@@ -290,6 +291,13 @@ def test_midnight_without_a_time_zone_is_that_of_the_machine(monkeypatch: pytest
         monkeypatch.undo()
         time.tzset()
     assert start == datetime(2025, 3, 29, 23, tzinfo=UTC)
+
+
+def test_port_of_another_program_is_an_error() -> None:
+    with socket.create_server((HOST, 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OutputError, match=rf"^port {port} of {HOST}: cannot be opened \(.*\); choose another one"):
+            FollowMetrics(port)
 
 
 def test_follow_rejects_hashed_user_ids(loop: CountedLoop) -> None:

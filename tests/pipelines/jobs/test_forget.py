@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -211,12 +213,29 @@ def test_log_that_cannot_be_searched_is_an_error_before_anything_is_removed(
     assert content(loop) == before
 
 
+@pytest.mark.parametrize(("folder", "function"), [("log", "read_schema"), ("served", "ParquetFile")])
+def test_file_that_cannot_be_opened_is_an_error_before_anything_is_removed(
+    loop: Path, monkeypatch: pytest.MonkeyPatch, folder: str, function: str
+) -> None:
+    def fail(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    before = content(loop)
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, function, fail)
+        code, out, err = ranker("forget", "u1", *arguments(loop))
+    assert (code, out) == (1, "")
+    assert re.fullmatch(rf"ranker: {loop / folder}/.*: cannot be read \(.*Permission denied\); fix this first\n", err)
+    assert content(loop) == before
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ([], "name what to remove the user from"),
         (["--feedback", "."], "--feedback needs --served"),
         (["--log", ".", "--user-key-file", "missing"], "missing: cannot be read"),
+        (["--log", ".", "--user-key-file", "/dev/null"], "/dev/null: is empty, but it must hold the key"),
     ],
 )
 def test_forget_with_incomplete_options_is_a_usage_error(options: list[str], says: str) -> None:
@@ -280,6 +299,17 @@ def test_forget_removes_features_and_counters_from_the_store(
     check_forget_in_store(empty_redis.client, where, clustered=False)
     code, _, err = ranker("forget", "7", *where, "--model", "other")
     assert (code, "has no model 'other': it has feed" in err) == (2, True)
+
+
+def test_forget_removes_features_from_the_store_without_a_readable_version(
+    empty_redis: RedisServer, tmp_path: Path
+) -> None:
+    (tmp_path / "feed").mkdir()
+    (tmp_path / "feed" / "current.json").write_text("{")
+    empty_redis.client.set("ranker:feed:user:7", b"{}")
+    code, out, _ = ranker("forget", "7", "--repository", tmp_path, "--to", empty_redis.url)
+    assert (code, json.loads(out)["store_keys"]) == (0, 1)
+    assert empty_redis.client.get("ranker:feed:user:7") is None
 
 
 def test_changed_file_keeps_the_names_of_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

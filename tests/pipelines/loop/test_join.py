@@ -520,8 +520,12 @@ def test_several_models_need_a_choice(loop: LoopFolders) -> None:
     loop.serve({"r": (0, ["a"])})
     loop.serve({"s": (0, ["a"])}, model="other")
     assert "(feed, other): name one with --model" in error_of(loop, UsageError)
+    says = "--model third: the served log has requests of feed, other"
+    assert error_of(loop, UsageError, model="third") == says
     assert loop.join(model="feed").rows == 1
     assert loop.join(model="feed").rows == 0
+    says = f"{loop.log}: holds the rows of model feed: join other into another folder"
+    assert error_of(loop, UsageError, model="other") == says
 
 
 def test_folder_with_other_files_is_not_a_joined_log(loop: LoopFolders) -> None:

@@ -151,3 +151,15 @@ def test_gumbel_softmax_after_finalize_only_alpha_has_gradient() -> None:
     assert gate.theta.grad is None
     assert gate.alpha.grad is not None
     assert gate.alpha.grad.ne(0).any()
+
+
+def test_gumbel_softmax_reopen_samples_and_trains_again() -> None:
+    gate = gate_with([[1.0, -1.0, 0.5]]).train()
+    gate.finalize()
+    gate.reopen(0.5)
+    assert not gate.converged().any()
+    weights = gate()
+    assert not torch.equal(weights, gate())
+    (weights * torch.randn(3)).sum().backward()
+    assert gate.theta.grad is not None
+    assert gate.theta.grad.ne(0).any()

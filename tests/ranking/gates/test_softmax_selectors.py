@@ -129,3 +129,24 @@ def test_softmax_selectors_restrict_to_invalid_experts_raises_and_keeps_weights(
     with pytest.raises(ValueError, match="experts = "):
         gate.restrict(experts)
     assert torch.equal(gate(), before)
+
+
+def test_softmax_selectors_restrict_to_a_removed_expert_raises() -> None:
+    gate = make_gate()
+    gate.restrict([0, 2])
+    with pytest.raises(ValueError, match=r"experts = \[1, 2\]: some of them were removed before"):
+        gate.restrict([1, 2])
+
+
+def test_softmax_selectors_reopen_trains_again_with_removed_experts_least_likely() -> None:
+    gate = make_gate()
+    gate.restrict([0, 2])
+    gate.finalize()
+    gate.reopen(1.0)
+    assert not gate.converged().any()
+    assert gate.available == [0, 1, 2]
+    expected = torch.tensor([[[1 / 7, 1 / 7, 5 / 7], [2 / 4, 1 / 4, 1 / 4]]])
+    torch.testing.assert_close(gate.selectors().detach(), expected)
+    (gate() * torch.randn(1, 3)).sum().backward()
+    assert gate.beta.grad is not None
+    assert gate.beta.grad.ne(0).any()
