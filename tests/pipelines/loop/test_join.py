@@ -364,7 +364,21 @@ def flatten_a_list(path: Path) -> None:
     pq.write_table(table.set_column(position, "item.price", pa.array([1.0] * table.num_rows)), path)
 
 
-DAMAGE = [truncate, overwrite_rows, replace_by_a_foreign_file, drop_a_column, drop_the_sources, flatten_a_list]
+def write_ids_that_are_not_text(path: Path) -> None:
+    table = pq.read_table(path)
+    ids = pa.Array.from_buffers(pa.string(), table.num_rows, pa.array([b"\xff"] * table.num_rows).buffers())
+    pq.write_table(table.set_column(table.column_names.index("request_id"), "request_id", ids), path)
+
+
+DAMAGE = [
+    truncate,
+    overwrite_rows,
+    replace_by_a_foreign_file,
+    drop_a_column,
+    drop_the_sources,
+    flatten_a_list,
+    write_ids_that_are_not_text,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -241,6 +241,12 @@ def test_arrow_delta_dictionaries_are_rejected(client: TestClient) -> None:
     assert_rejected(client, body, 400, "body", "delta dictionaries")
 
 
+def test_arrow_ids_that_are_not_utf8_are_400(client: TestClient) -> None:
+    body = stream({"item_id": ["v1", "v2"]})
+    assert body.count(b"v1v2") == 1
+    assert_rejected(client, body.replace(b"v1v2", b"v1\xffv"), 400, "body", "not a readable Arrow stream")
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b"ARROW1\0\0", b"\xff\xff\xff\xff\0\0\0\0", b"\xff" * 64, b"\0" * 64])
 def test_arrow_body_that_is_not_a_stream_is_400(client: TestClient, body: bytes) -> None:
     assert_rejected(client, body, 400, "body", "not a readable Arrow stream")
