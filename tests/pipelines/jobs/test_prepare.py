@@ -18,10 +18,10 @@ from pipelines.data.reader import open_log
 from pipelines.engines import run_in_processes
 from pipelines.jobs.check import check
 from pipelines.jobs.train import prepare_run, train
-from pipelines.runs.preparation import log_inputs, require_preparation, share_preparation
+from pipelines.runs.preparation import log_inputs, require_preparation, share_folder, share_preparation
 from pipelines.runs.run import RunFolder
 from pipelines.training.warm_start import WarmStart
-from ranking.errors import LogError, RankerError, UsageError
+from ranking.errors import LogError, OutputError, RankerError, UsageError
 from tests.conftest import Once
 from tests.pipelines.conftest import FIRST_DAY, Shop
 from tests.support.command import ranker
@@ -395,6 +395,32 @@ def test_training_prepares_itself_if_a_preparation_does_not_fit(
     assert other.load_survey()["rows"] == plain.load_survey()["rows"]
 
 
+def test_counters_of_a_preparation_with_other_bins_are_used(shop: Shop, config: Config, prepared: RunFolder) -> None:
+    features = [f.model_copy(update={"bins": 3}) if f.name == "price" else f for f in config.features]
+    other = config.model_copy(update={"features": tuple(features)})
+    trained = train(other, shop.folder / "other", prepared=prepared)
+    assert not trained.survey.samefile(prepared.survey)
+    for name in ("features", "counters"):
+        shared = [file for file in (prepared.path / name).rglob("*") if file.is_file()]
+        assert shared
+        assert all((trained.path / file.relative_to(prepared.path)).samefile(file) for file in shared)
+
+
+def test_full_disk_ends_the_sharing_of_a_preparation(
+    shop: Shop, plain: RunFolder, plain_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    other = shop.folder / "other"
+    with monkeypatch.context() as patch:
+        patch.setattr("os.link", fail)
+        patch.setattr("shutil.copyfile", fail)
+        with pytest.raises(OutputError, match=f"{other}.*No space left on device"):
+            train(plain_config, other, prepared=plain)
+    assert train(plain_config, other, prepared=plain, resume=True).finished
+
+
 def test_interrupted_sharing_does_not_change_the_other_run(
     shop: Shop, copy: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +433,7 @@ def test_interrupted_sharing_does_not_change_the_other_run(
         patch.setattr("pipelines.training.setup.share_preparation", share_without_encoder)
         with pytest.raises(KeyboardInterrupt):
             train(config, other, prepared=copy)
+    assert RunFolder(other).position_encoder.is_dir()
     shop.write(shop.table(50, seed=5).append_column("position", pa.array([0.0] * 50)), "b/part-2.parquet")
     assert RunFolder(other).index.samefile(copy.index)
     prepare_run(config, other, resume=True)
@@ -415,11 +442,16 @@ def test_interrupted_sharing_does_not_change_the_other_run(
 
 
 def share_without_encoder(run: RunFolder, other: RunFolder) -> None:
-    """Share a preparation, but stop before the folders."""
+    """Share a preparation, but stop before the encoder."""
+
+    def share_or_stop(source: Path, target: Path) -> None:
+        if source == run.encoder:
+            raise KeyboardInterrupt
+        share_folder(source, target)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipelines.runs.preparation.share_folder", lambda *_: None)
+        patch.setattr("pipelines.runs.preparation.share_folder", share_or_stop)
         share_preparation(run, other)
-    raise KeyboardInterrupt
 
 
 def test_shared_files_stay_protected(shop: Shop, config: Config, copy: RunFolder) -> None:

@@ -177,6 +177,13 @@ def test_warm_start_of_a_run_with_a_damaged_vocabulary_raises_a_log_error(shop: 
         train_warm(shop.config(**SECTIONS), shop.folder / "run", earlier)
 
 
+def test_warm_start_of_a_run_without_a_vocabulary_raises_a_log_error(shop: Shop, earlier: RunFolder) -> None:
+    missing = earlier.encoder / "vocabularies" / "user_id.parquet"
+    missing.unlink()
+    with pytest.raises(LogError, match=f"^{earlier.encoder}: cannot be read .*{missing}"):
+        train_warm(shop.config(**SECTIONS), shop.folder / "run", earlier)
+
+
 @pytest.mark.parametrize("reopen", [False, True])
 def test_warm_start_of_a_run_with_damaged_weights_raises_a_log_error(
     shop: Shop, earlier: RunFolder, reopen: bool
