@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.engine.admission import Admission
 from service.engine.engine import Engine
@@ -28,7 +28,6 @@ from service.http.index import OPERATIONS_LINKS, SERVICE_LINKS, index_routes, mo
 from service.http.open_inference.handler import InferHandler
 from service.http.open_inference.routes import open_inference_routes
 from service.http.openapi import customize_openapi
-from service.http.ports import PortRouter
 from service.http.rank_handler import RankHandler
 from service.http.routes import health_routes, metrics_routes, ranking_routes
 from service.logs.answered_requests import AnsweredRequests
@@ -161,3 +160,21 @@ def create_app(
         build(index_routes(OPERATIONS_LINKS), *operations),
         operations_port,
     )
+
+
+class PortRouter:
+    """Passes each request to the application of the port on which it arrived.
+
+    Args:
+        main: application of all ports but one; it also receives the lifespan events.
+        operations: application of the operations port.
+        port: the operations port.
+    """
+
+    def __init__(self, main: ASGIApp, operations: ASGIApp, port: int) -> None:
+        self._main, self._operations, self._port = main, operations, port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request or the lifespan."""
+        is_operation = scope["type"] != "lifespan" and scope["server"][1] == self._port
+        await (self._operations if is_operation else self._main)(scope, receive, send)

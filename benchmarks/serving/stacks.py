@@ -37,7 +37,6 @@ RULES = (
     ("service/http/columns.py", PARSE),
     ("service/http/arrow_ipc.py", PARSE),
     ("service/engine/validation.py", PARSE),
-    ("service/server/parsed_bodies.py", PARSE),
     ("pydantic/", PARSE),
     ("service/http/encode.py", JSON),
     ("service/telemetry/", TELEMETRY),

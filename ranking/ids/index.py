@@ -20,8 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ranking.errors import InvalidInputError
-from ranking.ids.checks import IdChecks
-from ranking.ids.hashes import HashArray, Matches, hash_integers, hash_texts, to_utf8
+from ranking.ids.hashes import HashArray, IdQuery, Matches, hash_integers, hash_texts, to_utf8
 from ranking.ids.npy import ReadFile, map_file, open_array
 from ranking.ids.text import IdText
 
@@ -159,6 +158,33 @@ class IdIndex:
         if len(text) != len(keys) - 1:
             raise ValueError(f"{_text_file(folder)} is of {len(text)} ids, not {len(keys) - 1}")
         return cls(keys, starts, text)
+
+
+class IdChecks:
+    """Checks of the text ids of an index: the low 64 bits of their hashes, which distinguish ids with equal keys.
+
+    Args:
+        checks: check of each row's id [rows] uint64.
+
+    Attributes:
+        checks: the same.
+    """
+
+    def __init__(self, checks: HashArray) -> None:
+        self.checks = checks
+
+    def __len__(self) -> int:
+        return len(self.checks)
+
+    def query(self, texts: Sequence[bytes]) -> IdQuery:
+        """Return the query of these texts, which are UTF-8."""
+        keys, checks = hash_texts(texts)
+
+        def matches(rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+            equal: npt.NDArray[np.bool_] = self.checks.take(rows) == checks[positions]
+            return equal
+
+        return keys, matches
 
 
 def holds_text(folder: Path) -> bool:

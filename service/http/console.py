@@ -23,9 +23,8 @@ from ranking.metrics.verdict import verdict
 from ranking.schema import Schema
 from service.http.admin import VersionEntry, index_model
 from service.http.index import NAME
-from service.http.openapi import RANKING, documented
+from service.http.openapi import RANKING, RawRoute, documented
 from service.http.rank_handler import RankHandler
-from service.http.raw_route import RawRoute
 from service.models import catalog
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry

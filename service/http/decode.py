@@ -30,6 +30,11 @@ MIN_COLUMNS_BYTES = 2048
 MAX_STRING_LENGTH = 1_024
 """Maximum number of characters of any text in a request: ids, features and names."""
 
+LARGE_BYTES = 256 * 1024
+"""Size of a body from which its elements are counted; the parsed form of a smaller one takes a few megabytes."""
+ELEMENT_BYTES = 8
+"""Bytes of a body to which the parsed form of one element, list or object of JSON corresponds: about 100 bytes."""
+
 ITEMS, OBJECT_VALUE = b'"items"', re.compile(rb"\s*:\s*\{")
 """The key of a request's items, and what follows it if they are in columns."""
 
@@ -37,6 +42,13 @@ Message = TypeVar("Message", bound=BaseModel)
 
 _Location = tuple[Any, str | int, Any]
 """A value, its key or position, and the location of its container."""
+
+
+def json_size(body: bytes) -> int:
+    """Return the size of a JSON body, or that of one with as many elements, lists and objects, if that is larger."""
+    if len(body) < LARGE_BYTES:
+        return len(body)
+    return max(len(body), ELEMENT_BYTES * sum(map(body.count, (b",", b"[", b"{"))))
 
 
 def decode_request(

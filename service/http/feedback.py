@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from service.http.decode import parse_json, validate_message
 from service.http.media_types import JSON, request_format
-from service.http.openapi import documented, documented_body
-from service.http.raw_route import RawRoute
+from service.http.openapi import RawRoute, documented, documented_body
 from service.logs.feedback_checks import FeedbackChecks, SuspectFeedbackError
 from service.logs.feedback_log import FeedbackLog, FeedbackQueueFullError, FeedbackRecord, FeedbackTooLargeError
 from service.logs.quota import FolderFullError, KeyQuotaError

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 
 from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.http.auth.guard import ApiKeyGuard
 from service.http.body import limit_body
 from service.http.errors import EXPECTED_ERRORS, to_problem
-from service.http.raw_route import RawRoute, find_route
+from service.http.openapi import RawRoute
 from service.protocol.headers import FEEDBACK_PATH, REQUEST_ID, SAFE_VALUE, SECURITY_HEADERS, TRACEPARENT, is_rank_path
 from service.protocol.problems import CLIENT_CLOSED, internal_error, to_response
 from service.server.body_budget import LEASE, BodyLease
@@ -119,3 +120,11 @@ class Gateway:
         except ClientDisconnect:
             response = Response(status_code=CLIENT_CLOSED)
         return response
+
+
+def find_route(routes: Sequence[RawRoute], method: str, path: str) -> tuple[RawRoute, dict[str, str]] | None:
+    """Return the first route that matches a request, and its path parameters; None if none matches."""
+    for route in routes:
+        if method in (route.methods or ()) and (match := route.path_regex.match(path)):
+            return route, match.groupdict()
+    return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -45,6 +46,14 @@ RESPONSE_STREAM = (
     "for each task; null for items that are not explained). The other fields are JSON, as in RankSummary, under the "
     "key `response` of the schema's metadata. Returned if Accept prefers it."
 )
+
+
+class RawRoute(APIRoute):
+    """A route that is described in the OpenAPI document but called by the gateway.
+
+    Its function takes the request and its path parameters as text, and returns the response. FastAPI's conversion of
+    arguments costs a small request as much as its scoring. Dependencies are ignored.
+    """
 
 
 def _stream(description: str) -> dict[str, Any]:

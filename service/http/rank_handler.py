@@ -16,13 +16,12 @@ from service.engine.errors import TooManyExplanationsError
 from service.engine.model import LoadedModel
 from service.engine.response import RankResult
 from service.http.answer_recorder import AnswerRecorder
-from service.http.decode import decode_request
+from service.http.decode import decode_request, json_size
 from service.http.encode import encode_response
 from service.http.media_types import ARROW, request_format, response_format
 from service.models.registry import ModelRouting
 from service.protocol.messages import NoContributions, RankOptions
 from service.server.body_budget import LEASE, BodyLease
-from service.server.parsed_bodies import json_size
 from service.settings import Settings
 from service.telemetry.metrics import EXPLAIN
 from service.telemetry.stage_timer import StageTimer

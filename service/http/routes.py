@@ -5,9 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from service.http.openapi import RANKING, documented
+from service.http.openapi import RANKING, RawRoute, documented
 from service.http.rank_handler import RankHandler
-from service.http.raw_route import RawRoute
 from service.models.registry import LOADING, ModelRegistry, ModelRouting, ModelUnavailableError
 from service.protocol.problems import unavailable
 from service.server.context import Lifecycle

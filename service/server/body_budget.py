@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from prometheus_client import Gauge
 
 from ranking.free_memory import return_free_memory
+from service.engine.errors import QueueFullError
 from service.server.pacing import Pacer
-from service.server.parsed_bodies import ParsedBodies
 
 LEASE = "body_lease"
 """Key of a request's lease in the state of its ASGI scope."""
@@ -18,6 +18,8 @@ GAUGE_STEP_BITS = 16
 """The gauge shows multiples of 2^16 bytes, so that small requests do not pay for it."""
 PARSED_SHARE = 8
 """Bytes of bodies that a process holds, divided by those that are parsed at a time."""
+SMALL_BYTES = 16 * 1024
+"""Size of a body up to which it never waits behind larger ones."""
 PRESSURE_SHARE = 1 / 2
 """Share of the budget above which large bodies are read at a bounded rate."""
 PACED_BYTES_PER_SECOND = 32 * 1024 * 1024
@@ -199,7 +201,7 @@ class BodyLease:
         """Wait until the body may be parsed; the caller must call ``end_parsing``.
 
         Args:
-            size: size of its content in bytes, see ``json_size``.
+            size: size of its content in bytes, see ``service.http.decode.json_size``.
         """
         await self._budget.parsed.acquire(size)
         self._parsed_size = size
@@ -224,3 +226,51 @@ class BodyLease:
         if self._arriving:
             self._arriving = False
             self._budget.end_arrival(self)
+
+
+class ParsedBodies:
+    """Bounds the bytes of bodies that are parsed at a time; further requests wait, in order of arrival.
+
+    The parsed form of JSON takes up to 13 times its size (see ``service.http.decode.json_size``). It lives until the
+    request is scored, so without a bound the parsed forms of all waiting requests would exist at once. A body of any
+    size is parsed if no other is. Not thread-safe: all calls come from the event loop.
+
+    Args:
+        max_bytes: maximum number of bytes of parsed bodies.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    async def acquire(self, size: int) -> None:
+        """Wait until a body of this size may be parsed, and count it; ``change`` stops counting it."""
+        if size > SMALL_BYTES and (self._waiting or not self._fits(size)):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append((turn, size))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self.change(-size)
+                raise
+        else:
+            self._held += size
+
+    def require_room(self, size: int, more: int) -> None:
+        """Raise ``QueueFullError`` if a parsed body of ``size`` bytes must not grow by ``more`` bytes."""
+        if more > 0 and self._held > size and self._held + more > self._max_bytes:
+            raise QueueFullError
+
+    def change(self, size: int) -> None:
+        """Change the number of bytes that are held, and parse waiting bodies that fit now."""
+        self._held += size
+        while self._waiting and (self._waiting[0][0].cancelled() or self._fits(self._waiting[0][1])):
+            turn, waiting_size = self._waiting.popleft()
+            if not turn.cancelled():
+                self._held += waiting_size
+                turn.set_result(None)
+
+    def _fits(self, size: int) -> bool:
+        return not self._held or self._held + size <= self._max_bytes

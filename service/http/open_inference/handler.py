@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from service.engine.admission import Permit
 from service.engine.engine import Engine
 from service.http.answer_recorder import AnswerRecorder
+from service.http.decode import json_size
 from service.http.open_inference.body import read_body
 from service.http.open_inference.decode import to_rank_request
 from service.http.open_inference.encode import encode_tensors
@@ -17,7 +18,6 @@ from service.http.rank_handler import cancel_on_disconnect
 from service.models.registry import ModelRouting
 from service.protocol.open_inference import HEADER_LENGTH
 from service.server.body_budget import LEASE, BodyLease
-from service.server.parsed_bodies import json_size
 from service.settings import Settings
 from service.telemetry.stage_timer import StageTimer
 

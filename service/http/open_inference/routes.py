@@ -11,8 +11,7 @@ from service.http.media_types import JSON
 from service.http.open_inference.encode import OCTETS
 from service.http.open_inference.handler import InferHandler
 from service.http.open_inference.metadata import model_metadata, server_metadata
-from service.http.openapi import documented, documented_body
-from service.http.raw_route import RawRoute
+from service.http.openapi import RawRoute, documented, documented_body
 from service.models.registry import ModelRegistry, ModelRouting
 from service.protocol.messages import ModelMetadata, ModelReady
 from service.protocol.open_inference import InferRequest, InferResponse, ServerMetadata

@@ -1,4 +1,4 @@
-"""The gateway: admission, the release of permits, and unexpected errors."""
+"""The gateway: admission, the release of permits, unexpected errors, and the choice of a raw route."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.engine import engine
+from service.http.gateway import find_route
+from service.http.openapi import RawRoute
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
@@ -103,3 +105,24 @@ def test_unexpected_error_returns_500_and_is_logged_once(
     assert document.get("detail", document.get("error")) == "the service failed; its log says why"
     assert caplog.text.count("request failed") == 1
     assert "secret" in caplog.text
+
+
+def operation() -> None: ...
+
+
+ROUTES = [
+    RawRoute("/rank", operation, methods=["POST"]),
+    RawRoute("/models/{model}/rank", operation, methods=["POST"]),
+    RawRoute("/models/{model}/versions/{version}/rank", operation, methods=["POST"]),
+]
+
+
+def test_find_route_returns_the_path_parameters() -> None:
+    assert find_route(ROUTES, "POST", "/rank") == (ROUTES[0], {})
+    assert find_route(ROUTES, "POST", "/models/a/rank") == (ROUTES[1], {"model": "a"})
+    assert find_route(ROUTES, "POST", "/models/a b/versions/2/rank") == (ROUTES[2], {"model": "a b", "version": "2"})
+
+
+def test_find_route_returns_none_for_other_methods_and_paths() -> None:
+    for method, path in (("GET", "/rank"), ("POST", "/rank/"), ("POST", "/models//rank"), ("POST", "/models/a/b/rank")):
+        assert find_route(ROUTES, method, path) is None

@@ -8,14 +8,13 @@ import pytest
 from prometheus_client import Gauge
 
 from service.engine.errors import QueueFullError
-from service.server import parsed_bodies
+from service.server import body_budget
 from service.server.body_budget import PARSED_SHARE, BodyBudget, BodyLease
-from service.server.parsed_bodies import ELEMENT_BYTES, json_size
 
 
 @pytest.fixture(autouse=True)
 def _small_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsed_bodies, "SMALL_BYTES", 0)
+    monkeypatch.setattr(body_budget, "SMALL_BYTES", 0)
 
 
 class Bodies:
@@ -54,7 +53,7 @@ async def test_parsed_bodies_above_the_limit_wait_in_order_of_arrival() -> None:
 
 
 async def test_parsed_bodies_small_ones_never_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsed_bodies, "SMALL_BYTES", 5)
+    monkeypatch.setattr(body_budget, "SMALL_BYTES", 5)
     bodies = Bodies()
     large = await bodies.acquire(1_000)
     waiting = asyncio.create_task(bodies.acquire(6))
@@ -102,12 +101,3 @@ async def test_parsed_body_that_decompresses_beyond_the_limit_is_rejected_beside
     second.grow_parsed(1_000)
     second.end_parsing()
     (await bodies.acquire(100)).end_parsing()
-
-
-def test_json_size_counts_elements_lists_and_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert json_size(b"1," * 100) == 200
-    monkeypatch.setattr(parsed_bodies, "LARGE_BYTES", 100)
-    assert json_size(b"1," * 100) == 100 * ELEMENT_BYTES
-    assert json_size(b"[" * 50 + b"]" * 50) == 50 * ELEMENT_BYTES
-    assert json_size(b'{"":0},' * 100) == 200 * ELEMENT_BYTES
-    assert json_size(b'{"text": "' + b"x" * 500 + b'"}') == 512

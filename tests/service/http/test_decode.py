@@ -1,4 +1,4 @@
-"""``split_rows`` gives the same candidates as the messages of the API."""
+"""``split_rows`` gives the same candidates as the messages of the API, and the size of a JSON body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from ranking.schema import CategoricalFeature, InputFeature
 from service.engine.errors import InvalidRequestError
 from service.engine.request import RawFeatures
-from service.http.decode import item_columns, split_rows
+from service.http import decode
+from service.http.decode import ELEMENT_BYTES, item_columns, json_size, split_rows
 from service.protocol.messages import RankOptions, RankRequest
 
 NAMES = ("a", "b", "c")
@@ -76,3 +77,12 @@ def test_split_rows_without_rows_returns_none(document: Any) -> None:
 def test_split_rows_with_thousands_of_unknown_features_returns_none() -> None:
     items = [{"id": row, "features": {f"{row} {n}": 1 for n in range(40)}} for row in range(5000)]
     assert split_rows({"items": items}, ITEM_FEATURES) is None
+
+
+def test_json_size_counts_elements_lists_and_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json_size(b"1," * 100) == 200
+    monkeypatch.setattr(decode, "LARGE_BYTES", 100)
+    assert json_size(b"1," * 100) == 100 * ELEMENT_BYTES
+    assert json_size(b"[" * 50 + b"]" * 50) == 50 * ELEMENT_BYTES
+    assert json_size(b'{"":0},' * 100) == 200 * ELEMENT_BYTES
+    assert json_size(b'{"text": "' + b"x" * 500 + b'"}') == 512
