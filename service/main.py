@@ -120,7 +120,7 @@ def require_keys(settings: Settings, host: str) -> None:
     """Require API keys on an address that other machines can reach.
 
     Raises:
-        ConfigError: there are no keys, and the settings do not say that none are wanted.
+        ConfigError: other machines can reach the service, and neither ``keys`` nor ``no_keys`` is set.
     """
     if settings.keys is None and not settings.no_keys and not is_loopback(host):
         raise ConfigError(

@@ -106,7 +106,7 @@ class ModelRegistry:
         """Return the routing of a model, by default of the default model.
 
         Raises:
-            ModelNotFoundError: the model is not served, or there is no default model.
+            ModelNotFoundError: the model is not served, or ``name`` is None and no model is the default.
             ModelUnavailableError: the model is being loaded, or loading it failed.
         """
         if name is None:

@@ -19,7 +19,7 @@ GAUGE_STEP_BITS = 16
 PARSED_SHARE = 8
 """Bytes of bodies that a process holds, divided by those that are parsed at a time."""
 SMALL_BYTES = 16 * 1024
-"""Size of a body up to which it never waits behind larger ones."""
+"""Size of a body up to which it is parsed at once, even if larger ones wait."""
 PRESSURE_SHARE = 1 / 2
 """Share of the budget above which large bodies are read at a bounded rate."""
 PACED_BYTES_PER_SECOND = 32 * 1024 * 1024

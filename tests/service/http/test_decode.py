@@ -1,4 +1,4 @@
-"""``split_rows`` gives the same candidates as the messages of the API, and the size of a JSON body."""
+"""``split_rows`` agrees with the messages of the API, and ``json_size`` counts the elements of large bodies."""
 
 from __future__ import annotations
 
